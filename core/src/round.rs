@@ -1,0 +1,4 @@
+//! The round protocol as sans-IO machines: `Node` is fed inputs and returns effects as data.
+
+pub mod io;
+pub mod message;
