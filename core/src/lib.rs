@@ -7,5 +7,6 @@
 pub mod code;
 pub mod dtype;
 pub mod id;
+pub mod plan;
 pub mod region;
 pub mod round;
