@@ -52,6 +52,42 @@ pub struct Incarnation(pub u128);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sha256(pub [u8; 32]);
 
+/// 128-bit digest of one tensor's content or of a table of them (bytes of lanes 0..3, each little-endian). Its
+/// text is `%08x` of each lane, in order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ContentSum(pub [u8; 16]);
+
+impl ContentSum {
+    /// The four 32-bit lanes.
+    #[must_use]
+    pub fn lanes(self) -> [u32; 4] {
+        let (lanes, _) = self.0.as_chunks::<4>();
+        std::array::from_fn(|lane| u32::from_le_bytes(lanes[lane]))
+    }
+
+    /// From four 32-bit lanes.
+    #[must_use]
+    pub fn from_lanes(lanes: [u32; 4]) -> Self {
+        let mut out = [0; 16];
+        for (bytes, lane) in out.chunks_exact_mut(4).zip(lanes) {
+            bytes.copy_from_slice(&lane.to_le_bytes());
+        }
+        Self(out)
+    }
+}
+
+impl fmt::Display for ContentSum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lanes().iter().try_for_each(|lane| write!(f, "{lane:08x}"))
+    }
+}
+
+impl fmt::Debug for ContentSum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Display for Incarnation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
@@ -90,6 +126,16 @@ impl std::str::FromStr for Incarnation {
     }
 }
 
+impl std::str::FromStr for ContentSum {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let Incarnation(number) = text.parse()?;
+        let bytes = number.to_be_bytes();
+        let (lanes, _) = bytes.as_chunks::<4>();
+        Ok(Self::from_lanes(std::array::from_fn(|lane| u32::from_be_bytes(lanes[lane]))))
+    }
+}
+
 impl std::str::FromStr for Sha256 {
     type Err = IdError;
     fn from_str(text: &str) -> Result<Self, IdError> {
@@ -125,4 +171,4 @@ macro_rules! serde_as_text {
         }
     )*};
 }
-serde_as_text!(Incarnation, Sha256);
+serde_as_text!(Incarnation, Sha256, ContentSum);

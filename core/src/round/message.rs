@@ -2,13 +2,10 @@
 //! two connections is not assumed.
 
 use crate::code::Code;
+pub use crate::id::ContentSum;
 use crate::id::{Epoch, Incarnation, MemberId, RoundId, Sha256};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-
-/// 128-bit digest of one tensor's content or of a table of them (bytes of lanes 0..3, little-endian).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-pub struct ContentSum(pub [u8; 16]);
 
 /// Which weights: `(run, step)` for people, `origin` and `sum` make it unique. Ordered by `(run, step, origin)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
