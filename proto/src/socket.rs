@@ -1,0 +1,208 @@
+//! Agent socket, protocol 1: frames between an agent and the trainer or engine processes of its pod.
+//!
+//! A frame is a little-endian `u32` length and one JSON object of at most [`FRAME_BYTES_MAX`] bytes; file
+//! descriptors ride as `SCM_RIGHTS` on the frame's first byte. The socket's directory mode and the peer's uid
+//! authenticate. `docs/agent-socket.md` has a byte-level example that a test replays.
+
+use serde::{Deserialize, Serialize};
+use weightrefit_core::code::Code;
+use weightrefit_core::dtype::DType;
+use weightrefit_core::id::{Incarnation, Rank};
+use weightrefit_core::round::message::{EngineRecord, RoundKey, Version};
+
+/// Version of the frames below.
+pub const PROTOCOL: u32 = 1;
+
+/// Longest JSON object; registrations are paged below it.
+pub const FRAME_BYTES_MAX: usize = 16 << 20;
+
+/// Most descriptors on one frame: a page of a registration rarely spans more than a few memories.
+pub const FRAME_FDS_MAX: usize = 64;
+
+/// From a client to its agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
+#[expect(missing_docs, reason = "fields are named by the vocabulary and explained at their variant")]
+pub enum ClientFrame {
+    /// First frame of a connection.
+    Hello { protocol: u32, instance: Incarnation, role: Role },
+    /// One page of the rank's tensors; `page` counts from 0 to `pages - 1`. A trainer's page brings the
+    /// descriptors of the memories that it adds, in order; an engine's brings none.
+    Register { page: u32, pages: u32, memories: Vec<Memory>, tensors: Vec<Tensor> },
+    /// Trainer: the registered memory holds `step` and stays as it is until `released`.
+    Publish { step: i64, world: String },
+    /// Engine: stopped at a step boundary.
+    Paused { round: RoundKey, record: EngineRecord },
+    /// Engine: live tensors hold the version; caches named were emptied.
+    Committed { round: RoundKey, record: EngineRecord, caches_invalidated: Vec<String> },
+    /// Engine: serves.
+    Resumed { round: RoundKey, record: EngineRecord },
+    /// Engine: after `abort`, serves on with what it had.
+    Aborted { round: RoundKey, record: EngineRecord },
+    /// Engine: could not do it.
+    Failed { round: RoundKey, record: EngineRecord, message: String },
+    /// Driver: answer with `report` when the trainer's `step` has ended everywhere, as far as it will.
+    Refit { request: u64, step: i64, timeout_ms: u64 },
+    /// Driver: answer with `status`.
+    Status { request: u64 },
+}
+
+/// What a client is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
+#[expect(missing_docs, reason = "fields are named by the vocabulary and explained at their variant")]
+pub enum Role {
+    /// Owns the tensors of one training rank. `outstanding`: a publish that was not yet released.
+    Trainer { rank: Rank, world: String, outstanding: Option<i64> },
+    /// Owns the tensors, record, pause and resume of one inference rank.
+    Engine { pool: String, replica: String, rank: Rank, record: EngineRecord },
+    /// Asks for refits and watches them.
+    Driver {},
+}
+
+/// One shared memory of a registration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Memory {
+    /// Size in bytes; the descriptor must be sealed against shrinking and growing and be at least as long.
+    pub bytes: u64,
+}
+
+/// One tensor of a registration: row-major, contiguous.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Tensor {
+    /// The side's own name, as in the layout.
+    pub name: String,
+    /// Storage dtype.
+    pub dtype: DType,
+    /// Extents in elements.
+    pub shape: Vec<u64>,
+    /// Where it lies (trainer); absent for an engine, which copies into its live tensors itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<MemoryAt>,
+}
+
+/// A place in a registered memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MemoryAt {
+    /// Index over all pages of the registration.
+    pub memory: u32,
+    /// First byte.
+    pub offset: u64,
+}
+
+/// From an agent to a client.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
+#[expect(missing_docs, reason = "fields are named by the vocabulary and explained at their variant")]
+pub enum AgentFrame {
+    /// Answer to `hello`.
+    Welcome { protocol: u32, agent: Incarnation, version: String },
+    /// Answer to the last page of a registration, once a membership and layout are there and fit it.
+    Registered {},
+    /// Engine: staging of the rank, read-only, on one descriptor: where each tensor's new content will be.
+    /// Sent before the first `commit`, and again when it changes.
+    Staging { bytes: u64, tensors: Vec<StagedTensor> },
+    /// Trainer: the buffer of `step` is the trainer's again.
+    Released { step: i64, outcome: ReleaseKind },
+    /// Engine: stop at a step boundary; the agent writes nothing into live tensors.
+    Pause { round: RoundKey, version: Version, writes: Writes },
+    /// Engine: copy staging to the live tensors, empty caches, remember `version` as live.
+    Commit { round: RoundKey, version: Version, copy: Copier },
+    /// Engine: serve `version`; `none` opens a cold engine with its own checkpoint.
+    Resume { round: RoundKey, version: Option<Version> },
+    /// Engine: the round is off; a quiet engine serves on.
+    Abort { round: RoundKey },
+    /// Driver: how the step ended. `report` is the round JSON of docs/cli.md.
+    Report { request: u64, report: serde_json::Value },
+    /// Driver: the agent's view.
+    Status { request: u64, status: serde_json::Value },
+    /// Something was refused; the connection ends unless `request` is set.
+    Error { code: Code, message: String, hint: String, request: Option<u64> },
+}
+
+/// One tensor's place in staging.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct StagedTensor {
+    /// Name as registered.
+    pub name: String,
+    /// First byte in staging.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Who writes live tensors while paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Writes {
+    /// Nobody; the engine copies at commit.
+    None,
+    /// The agent (in-place commit).
+    Agent,
+}
+
+/// Who copies at commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Copier {
+    /// The engine's client.
+    Client,
+    /// The agent.
+    Agent,
+}
+
+/// How a publication ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReleaseKind {
+    /// A round read it.
+    Read,
+    /// Superseded or skewed, never read.
+    Dropped,
+    /// No leader asked for it in time.
+    Withdrawn,
+}
+
+/// A frame as bytes: length prefix and JSON.
+pub fn encode<T: Serialize>(frame: &T) -> Result<Vec<u8>, FrameError> {
+    let mut out = vec![0; 4];
+    serde_json::to_writer(&mut out, frame).map_err(|error| FrameError::Malformed(error.to_string()))?;
+    let length = out.len() - 4;
+    if length > FRAME_BYTES_MAX {
+        return Err(FrameError::TooLong { length: length as u64 });
+    }
+    let prefix = u32::try_from(length).map_err(|_| FrameError::TooLong { length: length as u64 })?;
+    out[..4].copy_from_slice(&prefix.to_le_bytes());
+    Ok(out)
+}
+
+/// Checks a length prefix before anything is allocated.
+pub fn frame_length(prefix: [u8; 4]) -> Result<usize, FrameError> {
+    let length = u32::from_le_bytes(prefix);
+    match usize::try_from(length) {
+        Ok(length) if length <= FRAME_BYTES_MAX => Ok(length),
+        _ => Err(FrameError::TooLong { length: u64::from(length) }),
+    }
+}
+
+/// Parses the JSON object of a frame.
+pub fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, FrameError> {
+    serde_json::from_slice(body).map_err(|error| FrameError::Malformed(error.to_string()))
+}
+
+/// A frame that cannot be sent or understood.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Longer than [`FRAME_BYTES_MAX`].
+    #[error("frame of {length} bytes is longer than the {FRAME_BYTES_MAX} allowed")]
+    TooLong {
+        /// Bytes announced.
+        length: u64,
+    },
+    /// Not the JSON of a frame.
+    #[error("malformed frame: {0}")]
+    Malformed(String),
+}
