@@ -1,0 +1,181 @@
+//! Flags of `weightrefit-agent`: parsed without IO; [`crate::start`] acts on them.
+//!
+//! There are no environment variables besides `RUST_LOG`: a pod spec expands `$(NAME)` in arguments itself.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use weightrefit_core::id::Rank;
+
+/// Moves exactly the missing weight bytes between the ranks of this pod and those of others.
+#[derive(Debug, Parser)]
+#[command(name = "weightrefit-agent", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// The agent's own settings.
+    #[command(flatten)]
+    pub agent: Option<AgentArgs>,
+    /// What else this binary can be.
+    #[command(subcommand)]
+    pub role: Option<ReferenceRole>,
+}
+
+/// Reference clients of the agent socket, used by `weightrefit local`.
+#[derive(Debug, Subcommand)]
+pub enum ReferenceRole {}
+
+/// Settings of one agent.
+#[derive(Debug, Clone, Args)]
+pub struct AgentArgs {
+    /// Coordinator to dial.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub coordinator: String,
+    /// Name that the coordinator's certificate must carry; by default the host of `--coordinator`.
+    #[arg(long, value_name = "NAME")]
+    pub coordinator_name: Option<String>,
+    /// Authorities that the coordinator's certificate must chain to (PEM); reread at each connection.
+    #[arg(long, value_name = "PATH", required_unless_present = "trust_bundle_fd")]
+    pub trust_bundle: Option<PathBuf>,
+    /// The same, from an inherited file descriptor, read once.
+    #[arg(long, value_name = "N", conflicts_with = "trust_bundle")]
+    pub trust_bundle_fd: Option<u32>,
+    /// Enrolment token; reread at each enrolment.
+    #[arg(long, value_name = "PATH", required_unless_present = "token_fd")]
+    pub token: Option<PathBuf>,
+    /// The same, from an inherited file descriptor, read once.
+    #[arg(long, value_name = "N", conflicts_with = "token")]
+    pub token_fd: Option<u32>,
+    /// The refit that this pod claims to belong to.
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pub refit: String,
+    /// UID of this pod.
+    #[arg(long, value_name = "UID")]
+    pub pod_uid: String,
+    /// A rank that this pod hosts: `training/RANK` or `inference/POOL/REPLICA/RANK`. Repeat for several.
+    #[arg(long = "claim", value_name = "CLAIM", required = true)]
+    pub claims: Vec<Claim>,
+    /// Where trainer, engine and driver connect. The directory is made with mode 0700 where it is missing.
+    #[arg(long, value_name = "PATH")]
+    pub socket: PathBuf,
+    /// Address that other agents reach this one at; ports are chosen by the kernel.
+    #[arg(long, value_name = "IP")]
+    pub listen: IpAddr,
+    /// Where `/metrics`, `/livez` and `/readyz` are served; not served without it.
+    #[arg(long, value_name = "IP:PORT")]
+    pub metrics: Option<SocketAddr>,
+    /// Form of the log on stderr; `RUST_LOG` filters it.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// Stop when this process, which must be the parent, ends.
+    #[arg(long, value_name = "PID")]
+    pub exit_with_parent: Option<u32>,
+}
+
+/// Form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// A rank that a pod says it hosts.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Claim {
+    /// A training rank.
+    Training {
+        /// Which.
+        rank: Rank,
+    },
+    /// A rank of an inference replica.
+    Inference {
+        /// Pool of the refit.
+        pool: String,
+        /// Replica inside the pool; may contain slashes.
+        replica: String,
+        /// Rank inside the replica.
+        rank: Rank,
+    },
+}
+
+/// The text is not a claim.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("claim `{text}` is neither `training/RANK` nor `inference/POOL/REPLICA/RANK`")]
+pub struct ClaimError {
+    text: String,
+}
+
+impl FromStr for Claim {
+    type Err = ClaimError;
+    fn from_str(text: &str) -> Result<Self, ClaimError> {
+        let parsed = match text.split_once('/') {
+            Some(("training", rank)) => rank.parse().ok().map(|rank| Self::Training { rank: Rank(rank) }),
+            Some(("inference", rest)) => inference_claim(rest),
+            _ => None,
+        };
+        parsed.ok_or_else(|| ClaimError { text: text.chars().take(200).collect() })
+    }
+}
+
+fn inference_claim(rest: &str) -> Option<Claim> {
+    let (pool, rest) = rest.split_once('/')?;
+    let (replica, rank) = rest.rsplit_once('/')?;
+    if pool.is_empty() || replica.is_empty() {
+        return None;
+    }
+    Some(Claim::Inference {
+        pool: pool.to_owned(),
+        replica: replica.to_owned(),
+        rank: Rank(rank.parse().ok()?),
+    })
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Training { rank } => write!(f, "training/{rank}"),
+            Self::Inference { pool, replica, rank } => write!(f, "inference/{pool}/{replica}/{rank}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_read_as_they_are_written() {
+        for text in ["training/0", "training/31", "inference/default/vllm-0/3", "inference/a/b/c/7"] {
+            assert_eq!(text.parse::<Claim>().expect(text).to_string(), text);
+        }
+        let Ok(Claim::Inference { pool, replica, rank }) = "inference/a/b/c/7".parse() else { panic!() };
+        assert_eq!((pool.as_str(), replica.as_str(), rank), ("a", "b/c", Rank(7)));
+    }
+
+    #[test]
+    fn what_is_no_claim_is_refused() {
+        for text in [
+            "",
+            "training",
+            "training/",
+            "training/x",
+            "training/-1",
+            "inference/0",
+            "inference//r/0",
+            "inference/p//0",
+            "inference/p/r/x",
+            "serving/0",
+            "training/4294967296",
+        ] {
+            assert!(text.parse::<Claim>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn flags_make_sense_to_clap() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}
