@@ -1,4 +1,6 @@
 //! The per-pod agent of weightrefit: rounds, byte transfer, verification, metrics.
 
 pub mod args;
+mod dial;
+pub mod identity;
 pub mod limits;
