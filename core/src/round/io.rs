@@ -10,6 +10,7 @@ use crate::id::{Incarnation, MemberId, Sha256};
 /// An event, already authenticated as far as the transport can: `peer_key` is the hash of the public key that
 /// the connection proved.
 #[expect(missing_docs, reason = "fields are named by the vocabulary and explained at their variant")]
+#[expect(clippy::large_enum_variant, reason = "handled one at a time and never stored in numbers")]
 #[derive(Debug, Clone)]
 pub enum Input {
     /// Time passed; deadlines are looked at before every other input anyway.

@@ -1,0 +1,45 @@
+# `make` alone lists the targets. Everything slow to make again (compiled crates, the demo's weights, a Python
+# environment) lies in one cache outside the checkout; losing it costs time only.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+export WEIGHTREFIT_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/weightrefit
+ifndef CARGO_TARGET_DIR
+export CARGO_TARGET_DIR := $(shell tests/cache target)
+endif
+
+BIN := $(CARGO_TARGET_DIR)/release
+EXAMPLE ?= examples/minilm.yaml
+ROUNDS ?= 3
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+tools:
+	@tests/tools
+
+weights: tools ## Fetch the demo's weights into the cache (once, checked against a pinned sha256)
+	@examples/fetch-weights
+
+build: tools weights ## Build the release binaries
+	cargo build --release --locked --workspace
+
+demo: build ## Run three rounds on real weights: 4 training ranks to 2 replicas of 2
+	$(BIN)/weightrefit local -f $(EXAMPLE) --rounds $(ROUNDS)
+
+test: tools ## Run every check: format, lints, docs, Rust and Python tests, the demo
+	@tests/run
+
+bench: build ## Measure transfer and digest; prints tables and writes target/bench/*.json
+	cargo bench --locked --workspace
+
+lint: tools ## Check format, lints and documentation only
+	@tests/run format clippy docs
+
+fmt: tools ## Format the Rust code
+	cargo fmt --all
+
+clean: ## Remove build output of this checkout and the compiled crates in the cache
+	rm -rf target "$(CARGO_TARGET_DIR)"
+
+.PHONY: help tools weights build demo test bench lint fmt clean
