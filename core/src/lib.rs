@@ -7,6 +7,8 @@
 pub mod code;
 pub mod dtype;
 pub mod id;
+pub mod limits;
+pub mod membership;
 pub mod plan;
 pub mod region;
 pub mod round;

@@ -1,4 +1,5 @@
-//! The round protocol as sans-IO machines: `Node` is fed inputs and returns effects as data.
+//! The round protocol as sans-IO machines: a `Node` is fed inputs and returns effects as data.
 
 pub mod io;
 pub mod message;
+pub mod topology;

@@ -96,7 +96,7 @@ pub struct PublicationTag {
     /// The step published.
     pub step: i64,
     /// Token that all ranks of one trainer start share.
-    pub world: String,
+    pub world: Arc<str>,
 }
 
 /// A member's account of its rank, asked from the client, not from memory.
@@ -147,10 +147,12 @@ pub struct Blame {
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Message {
     // Leader to participants.
-    /// Opens a round. `replicas` index the membership's replica list; `sources` are the training members used.
+    /// Opens a round. `replicas` index the membership's replica list; `sources` are the training members used;
+    /// `world` and the version's step name the publication that they must hold.
     Propose {
         round: RoundId,
         version: Version,
+        world: Arc<str>,
         replicas: Vec<u32>,
         sources: Vec<MemberId>,
         plan: Sha256,
@@ -162,9 +164,11 @@ pub enum Message {
     Abort { round: RoundId, replicas: Vec<u32>, blame: Blame },
     /// To a head: commit this version (its `sum` set). Irrevocable.
     Authorise { round: RoundId, version: Version },
-    /// To a source: no open round uses the version and none will be opened on it.
-    Release { version: Version, up_to: RoundKey },
-    /// Asks for a `Report`.
+    /// To a source: no open round uses this publication and none will be opened on it.
+    Release { step: i64, world: Arc<str>, up_to: RoundKey },
+    /// From the leader, or from a head to its ranks: say again how you stand. A rank answers its head with
+    /// `Reported`; a head answers the leader with its `Outcome` or `Settled`, a source with `Published`, and
+    /// whoever has nothing else to say with `Reported`.
     Query {},
 
     // Participants to the leader.
@@ -172,19 +176,27 @@ pub enum Message {
     Prepared { round: RoundId, plan: Sha256, pairs: Vec<(MemberId, Sha256)>, report: Report },
     /// Not ready.
     Refused { round: RoundId, code: Code, retryable: bool, report: Report },
-    /// All bytes of the rank arrived, receivers joined, memory sealed and digested.
-    Landed { round: RoundId, received: u64, skipped: u64, sums: ClassSums },
+    /// All bytes of the rank arrived, receivers joined, memory sealed and digested in `digest_ms`.
+    Landed { round: RoundId, received: u64, skipped: u64, digest_ms: u64, sums: ClassSums },
     /// A source's senders of the round are done and joined for one replica.
     Sent { round: RoundId, replica: u32, bytes: u64 },
     /// The transfer failed at this member.
     TransferFailed { round: RoundId, replica: u32, blame: Blame },
     /// A training rank offers a step, digested.
-    Published { step: i64, world: String, sums: ClassSums },
-    /// Head: how the replica ended.
-    Outcome { round: RoundId, result: OutcomeKind, blame: Option<Blame>, records: Vec<Option<EngineRecord>> },
-    /// Head: nothing of an older round can still change the replica.
-    Settled { held: bool, records: Vec<Option<EngineRecord>> },
-    /// Answer to `Query`, and of ranks to their head in a new epoch.
+    Published { step: i64, world: Arc<str>, sums: ClassSums },
+    /// Head: how the replica's part of the round ended. `pause_ms` and `commit_ms` are as the head saw them.
+    Outcome {
+        round: RoundId,
+        result: OutcomeKind,
+        blame: Option<Blame>,
+        pause_ms: u64,
+        commit_ms: u64,
+        records: Vec<Option<EngineRecord>>,
+    },
+    /// Head: nothing of `round` or of an older one can still change the replica; round 0 is recovery. Unless
+    /// `held`, all its ranks serve one version. `records` are in order of rank.
+    Settled { round: RoundId, held: bool, records: Vec<Option<EngineRecord>> },
+    /// A rank's account: pushed to its head in a new epoch, and the answer to `Query`.
     Reported { report: Report },
 
     // Head to the ranks of its replica.

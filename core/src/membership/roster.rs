@@ -1,0 +1,372 @@
+//! Which membership comes next, and when: the coordinator's pure half. It is fed joins and departures and asked
+//! for the next membership; the coordinator writes `(epoch, digest, run floor)` down before any agent hears of it.
+//!
+//! Invariants:
+//! - R1: a membership holds all training ranks of the spec and whole replicas only, at least `min_replicas` of
+//!   each pool.
+//! - R2: its epoch is one above all that the record or any agent has heard of, unless it is the recorded
+//!   membership itself, member for member.
+//! - R3: only a lost training rank ends an epoch early; joins, replacements and spec changes wait for a round
+//!   boundary and until joins have settled. A lost inference replica changes nothing until then.
+//! - R4: a seat has one agent: a second pod that claims it is refused, a new process of the same pod replaces it.
+
+use super::{Member, Membership, MembershipError, Seat};
+use crate::code::Code;
+use crate::id::{Epoch, Incarnation, Rank, Sha256};
+use crate::limits;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Sizes that the resource asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// Grows with every change of the resource that a membership must follow (layouts, policies, sizes).
+    pub generation: u64,
+    /// Training ranks; 0 once the trainer has finished.
+    pub training_ranks: u32,
+    /// Pools in the resource's order.
+    pub pools: Vec<PoolSpec>,
+}
+
+/// Sizes of one pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolSpec {
+    /// Its name.
+    pub name: String,
+    /// Ranks of each replica.
+    pub ranks_per_replica: u32,
+    /// Fewest whole replicas of a membership.
+    pub min_replicas: u32,
+}
+
+/// What an agent says when it joins, authenticated by its certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Joining {
+    /// The agent process.
+    pub incarnation: Incarnation,
+    /// UID of its pod.
+    pub pod_uid: String,
+    /// Hash of its public key.
+    pub key: Sha256,
+    /// Ranks that it hosts.
+    pub seats: Vec<Seat>,
+    /// Where it serves `Round`.
+    pub round_addresses: Vec<String>,
+    /// Where it serves bytes.
+    pub byte_addresses: Vec<String>,
+    /// Largest epoch that it or its clients have heard of.
+    pub epoch_seen: Epoch,
+    /// Largest run that it or its clients have heard of.
+    pub run_seen: u64,
+}
+
+/// What the coordinator has written down of the newest membership.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Recorded {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Its digest.
+    pub digest: Sha256,
+    /// Largest run heard of.
+    pub run_floor: u64,
+}
+
+/// Why there is a new epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Cause {
+    /// The first one.
+    Created,
+    /// A training rank's agent was lost and replaced.
+    TrainingRankLost,
+    /// A trainer came, finished or changed its size.
+    TrainingChanged,
+    /// The resource changed.
+    SpecChanged,
+    /// The agent of an inference rank was replaced.
+    MemberReplaced,
+    /// A replica joined.
+    ReplicaJoined,
+}
+
+/// A membership to send out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Next {
+    /// The membership.
+    pub membership: Arc<Membership>,
+    /// Why; `None` for the recorded one, which needs no write.
+    pub cause: Option<Cause>,
+}
+
+/// Where the roster stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// No membership can be made: these seats have no agent. At most ten, in order.
+    Forming {
+        /// Seats without an agent.
+        missing: Vec<Seat>,
+    },
+    /// A membership can be made, or is there.
+    Complete,
+}
+
+/// Agents present and the membership that follows from them.
+#[derive(Debug)]
+pub struct Roster {
+    refit_uid: String,
+    spec: Spec,
+    agents: BTreeMap<Incarnation, Joining>,
+    recorded: Option<Recorded>,
+    current: Option<(Arc<Membership>, u64)>,
+    epoch_seen: Epoch,
+    run_seen: u64,
+    joined_ms: u64,
+}
+
+impl Roster {
+    /// `recorded` is what was written down before this coordinator started.
+    #[must_use]
+    pub fn new(refit_uid: impl Into<String>, spec: Spec, recorded: Option<Recorded>) -> Self {
+        let (epoch_seen, run_seen) = recorded.map_or_else(Default::default, |r| (r.epoch, r.run_floor));
+        let refit_uid = refit_uid.into();
+        let (agents, current, joined_ms) = Default::default();
+        Self { refit_uid, spec, agents, recorded, current, epoch_seen, run_seen, joined_ms }
+    }
+
+    /// An agent joins, or says again who it is.
+    ///
+    /// # Errors
+    /// A seat outside the spec, or one that another pod holds; nothing changes then.
+    pub fn join(&mut self, now_ms: u64, joining: Joining) -> Result<(), RosterError> {
+        let outside = joining.seats.iter().find(|seat| !self.spec_has(seat));
+        if let Some(seat) = outside {
+            return Err(RosterError::OutsideSpec { seat: seat.clone() });
+        }
+        for other in self.agents.values().filter(|other| other.pod_uid != joining.pod_uid) {
+            if let Some(seat) = other.seats.iter().find(|seat| joining.seats.contains(seat)) {
+                let (holder, claimer) = (other.pod_uid.clone(), joining.pod_uid);
+                return Err(RosterError::DuplicateRank { seat: seat.clone(), holder, claimer });
+            }
+        }
+        self.epoch_seen = self.epoch_seen.max(joining.epoch_seen);
+        self.run_seen = self.run_seen.max(joining.run_seen);
+        self.agents.retain(|_, other| !other.seats.iter().any(|seat| joining.seats.contains(seat)));
+        if self.agents.insert(joining.incarnation, joining).is_none() {
+            self.joined_ms = now_ms;
+        }
+        Ok(())
+    }
+
+    /// The agent's stream ended.
+    pub fn depart(&mut self, incarnation: Incarnation) {
+        self.agents.remove(&incarnation);
+    }
+
+    /// The resource changed.
+    pub fn respec(&mut self, spec: Spec) {
+        self.spec = spec;
+    }
+
+    /// A later report of an agent.
+    pub fn hear(&mut self, epoch: Epoch, run: u64) {
+        self.epoch_seen = self.epoch_seen.max(epoch);
+        self.run_seen = self.run_seen.max(run);
+    }
+
+    /// The membership in force.
+    #[must_use]
+    pub fn current(&self) -> Option<&Arc<Membership>> {
+        self.current.as_ref().map(|(membership, _)| membership)
+    }
+
+    /// Agents that are present, whether members or not.
+    #[must_use]
+    pub fn agents(&self) -> &BTreeMap<Incarnation, Joining> {
+        &self.agents
+    }
+
+    /// Whether a membership can be made, and who is missing.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        let missing: Vec<_> = self.missing().into_iter().take(10).collect();
+        if missing.is_empty() { Standing::Complete } else { Standing::Forming { missing } }
+    }
+
+    /// When to ask [`Self::next`] again, if nothing else happens.
+    #[must_use]
+    pub fn next_deadline_ms(&self) -> u64 {
+        self.joined_ms.saturating_add(limits::JOIN_SETTLE_MS)
+    }
+
+    /// The membership that should replace the current one now, if any. `round_open`: a round of the current one
+    /// is running. Write it down, then call [`Self::enact`], then send it.
+    ///
+    /// # Errors
+    /// Facts of agents that make no membership (names or addresses beyond their bounds).
+    pub fn next(&self, now_ms: u64, round_open: bool) -> Result<Option<Next>, MembershipError> {
+        if !self.missing().is_empty() {
+            return Ok(None);
+        }
+        let settled = now_ms >= self.next_deadline_ms();
+        let members = self.members();
+        let Some((current, generation)) = &self.current else {
+            return if settled { self.first(members).map(Some) } else { Ok(None) };
+        };
+        let Some(cause) = self.cause(current, *generation, &members) else { return Ok(None) };
+        if cause != Cause::TrainingRankLost && (round_open || !settled) {
+            return Ok(None);
+        }
+        let membership = Arc::new(self.membership(Epoch(self.epoch_seen.0 + 1), members)?);
+        Ok(Some(Next { membership, cause: Some(cause) }))
+    }
+
+    /// `membership` is written down (or was): it is in force from now on.
+    pub fn enact(&mut self, membership: Arc<Membership>) {
+        self.epoch_seen = self.epoch_seen.max(membership.epoch());
+        let (epoch, digest, run_floor) = (membership.epoch(), membership.digest(), membership.run_floor());
+        self.recorded = Some(Recorded { epoch, digest, run_floor });
+        self.current = Some((membership, self.spec.generation));
+    }
+
+    /// After a restart of the coordinator the recorded membership goes on if everybody is still who they were.
+    fn first(&self, members: Vec<Member>) -> Result<Next, MembershipError> {
+        if let Some(recorded) = self.recorded
+            && recorded.epoch == self.epoch_seen
+        {
+            let again = self.membership(recorded.epoch, members.clone())?;
+            if again.digest() == recorded.digest {
+                return Ok(Next { membership: Arc::new(again), cause: None });
+            }
+        }
+        let cause = if self.recorded.is_none() { Cause::Created } else { Cause::MemberReplaced };
+        let membership = Arc::new(self.membership(Epoch(self.epoch_seen.0 + 1), members)?);
+        Ok(Next { membership, cause: Some(cause) })
+    }
+
+    /// The gravest difference between the current membership and what the present agents would make.
+    fn cause(&self, current: &Membership, generation: u64, members: &[Member]) -> Option<Cause> {
+        let of = |members: &[Member]| -> BTreeMap<Seat, Incarnation> {
+            members.iter().map(|member| (member.seat.clone(), member.incarnation)).collect()
+        };
+        let (before, after) = (of(current.members()), of(members));
+        let is_training = |seat: &Seat| matches!(seat, Seat::Training { .. });
+        let size = |side: &BTreeMap<Seat, Incarnation>| side.keys().filter(|seat| is_training(seat)).count();
+        let replaced = |seat: &Seat| before.get(seat).is_some_and(|old| after.get(seat) != Some(old));
+        if size(&before) != size(&after) {
+            return Some(Cause::TrainingChanged);
+        }
+        if after.keys().any(|seat| is_training(seat) && replaced(seat)) {
+            return Some(Cause::TrainingRankLost);
+        }
+        if self.spec.generation != generation {
+            return Some(Cause::SpecChanged);
+        }
+        if after.keys().any(replaced) {
+            return Some(Cause::MemberReplaced);
+        }
+        after.keys().any(|seat| !before.contains_key(seat)).then_some(Cause::ReplicaJoined)
+    }
+
+    fn membership(&self, epoch: Epoch, members: Vec<Member>) -> Result<Membership, MembershipError> {
+        let pools = self.spec.pools.iter().map(|pool| pool.name.clone()).collect();
+        Membership::new(self.refit_uid.clone(), epoch, self.run_seen, pools, members)
+    }
+
+    fn seats(&self) -> BTreeMap<&Seat, &Joining> {
+        let of_agent = |agent| move |seat| (seat, agent);
+        self.agents.values().flat_map(|agent: &Joining| agent.seats.iter().map(of_agent(agent))).collect()
+    }
+
+    /// Training ranks and whole replicas (R1).
+    fn members(&self) -> Vec<Member> {
+        let seats = self.seats();
+        let whole = |seat: &Seat| match seat {
+            Seat::Training { .. } => self.spec_has(seat),
+            Seat::Inference { pool, replica, .. } => self.is_whole(&seats, pool, replica),
+        };
+        let member = |(seat, agent): (&&Seat, &&Joining)| Member {
+            seat: (*seat).clone(),
+            pod_uid: agent.pod_uid.clone(),
+            incarnation: agent.incarnation,
+            key: agent.key,
+            round_addresses: agent.round_addresses.clone(),
+            byte_addresses: agent.byte_addresses.clone(),
+        };
+        seats.iter().filter(|(seat, _)| whole(seat)).map(member).collect()
+    }
+
+    fn is_whole(&self, seats: &BTreeMap<&Seat, &Joining>, pool: &str, replica: &str) -> bool {
+        let Some(spec) = self.spec.pools.iter().find(|spec| spec.name == pool) else { return false };
+        (0..spec.ranks_per_replica).map(Rank).all(|rank| {
+            let (pool, replica) = (pool.to_owned(), replica.to_owned());
+            seats.contains_key(&Seat::Inference { pool, replica, rank })
+        })
+    }
+
+    /// Seats that R1 still needs: training ranks, and for pools that are short of replicas the missing ranks of
+    /// started ones, or rank 0 of one that nobody has started.
+    fn missing(&self) -> BTreeSet<Seat> {
+        let seats = self.seats();
+        let mut missing: BTreeSet<Seat> = (0..self.spec.training_ranks)
+            .map(|rank| Seat::Training { rank: Rank(rank) })
+            .filter(|seat| !seats.contains_key(seat))
+            .collect();
+        for spec in &self.spec.pools {
+            let names: BTreeSet<&str> = (seats.keys())
+                .filter_map(|seat| match seat {
+                    Seat::Inference { pool, replica, .. } if *pool == spec.name => Some(replica.as_str()),
+                    _ => None,
+                })
+                .collect();
+            let whole = names.iter().filter(|name| self.is_whole(&seats, &spec.name, name)).count();
+            if u32::try_from(whole).is_ok_and(|whole| whole >= spec.min_replicas) {
+                continue;
+            }
+            let seat = |replica: &str, rank| {
+                let (pool, replica) = (spec.name.clone(), replica.to_owned());
+                Seat::Inference { pool, replica, rank: Rank(rank) }
+            };
+            let ranks = |name: &&str| (0..spec.ranks_per_replica).map(|r| seat(name, r)).collect::<Vec<_>>();
+            let started = names.iter().flat_map(ranks).filter(|seat| !seats.contains_key(seat));
+            let before = missing.len();
+            missing.extend(started);
+            if missing.len() == before {
+                missing.insert(seat("(any)", 0));
+            }
+        }
+        missing
+    }
+
+    fn spec_has(&self, seat: &Seat) -> bool {
+        match seat {
+            Seat::Training { rank } => rank.0 < self.spec.training_ranks,
+            Seat::Inference { pool, rank, .. } => {
+                self.spec.pools.iter().any(|spec| spec.name == *pool && rank.0 < spec.ranks_per_replica)
+            }
+        }
+    }
+}
+
+/// A join that is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "fields are named by the message")]
+pub enum RosterError {
+    /// The resource has no such rank or pool.
+    #[error("{seat} is outside the sizes of the resource")]
+    OutsideSpec { seat: Seat },
+    /// Two pods for one rank.
+    #[error("pod {claimer} claims {seat}, which pod {holder} holds")]
+    DuplicateRank { seat: Seat, holder: String, claimer: String },
+}
+
+impl RosterError {
+    /// The stable code under which this surfaces.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::OutsideSpec { .. } => Code::Unsupported,
+            Self::DuplicateRank { .. } => Code::DuplicateRank,
+        }
+    }
+}
