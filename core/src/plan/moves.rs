@@ -26,6 +26,26 @@ impl Dims {
     pub fn as_slice(&self) -> &[u64] {
         &self.values[..usize::from(self.len)]
     }
+
+    /// Entry `d`; 0 past the end.
+    pub(super) fn at(&self, d: usize) -> u64 {
+        self.values.get(d).copied().unwrap_or(0)
+    }
+
+    /// The same dims with entry `d` replaced.
+    ///
+    /// # Panics
+    /// Where `d` is not below the number of entries: callers take `d` from a loop over them.
+    pub(super) fn with(mut self, d: usize, value: u64) -> Self {
+        assert!(d < self.rank(), "dim {d} of {self:?}");
+        self.values[d] = value;
+        self
+    }
+
+    /// Number of entries.
+    pub(super) fn rank(&self) -> usize {
+        usize::from(self.len)
+    }
 }
 
 impl std::fmt::Debug for Dims {
@@ -42,7 +62,8 @@ pub struct MoveBox {
     pub tensor: TensorId,
     /// First element in the HF tensor (HF dims).
     pub hf: Dims,
-    /// Extents (HF dims).
+    /// Extents in the order of the source's local dims (lead not counted): HF dims, unless the source stores
+    /// the tensor transposed. Those of the destination are `shape[permute[i]]`.
     pub shape: Dims,
     /// Local tensor of the source.
     pub source: LocalId,
@@ -76,6 +97,14 @@ pub enum Endpoint {
     },
 }
 
+impl Endpoint {
+    /// A training rank.
+    #[must_use]
+    pub const fn training(rank: u32) -> Self {
+        Self::Training { rank: Rank(rank) }
+    }
+}
+
 /// All that one source rank sends to one destination rank, in wire order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PairMoves {
@@ -85,6 +114,6 @@ pub struct PairMoves {
     pub destination: Endpoint,
     /// Bytes in wire dtype.
     pub bytes: u64,
-    /// In order of (tensor, HF start).
+    /// In order of (tensor, HF start, destination tensor, destination start).
     pub boxes: Vec<MoveBox>,
 }
