@@ -1,0 +1,224 @@
+//! What `-f` gives: several files of several documents, of which WeightRefits and ConfigMaps are used.
+
+use crate::api::check;
+use crate::api::problem::{FieldPath, Problem, Refusal};
+use crate::api::refit::{ConfigMapKey, KIND, Metadata, WeightRefit};
+use crate::api::strict;
+use crate::api::yaml::{Node, Value};
+use crate::limits;
+use base64::Engine;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use std::collections::BTreeMap;
+use std::io::Read;
+
+/// The text of one file.
+#[derive(Debug, Clone)]
+pub struct SourceText {
+    /// The file as the user named it.
+    pub file: String,
+    /// What it holds.
+    pub text: String,
+}
+
+/// A typed document that still knows where its fields stand.
+#[derive(Debug, Clone)]
+pub struct Document<T> {
+    /// The file it came from.
+    pub file: String,
+    /// The document.
+    pub value: T,
+    node: Node,
+}
+
+impl<T> Document<T> {
+    /// A refusal of the field `path` of this document, with its line.
+    #[must_use]
+    pub fn refuse(&self, path: FieldPath, problem: Problem) -> Refusal {
+        Refusal { file: self.file.clone(), position: Some(self.node.position_of(&path)), path, problem }
+    }
+}
+
+/// A Kubernetes ConfigMap.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ConfigMap {
+    /// Name and namespace.
+    pub metadata: Metadata,
+    /// Text by key.
+    #[serde(default)]
+    pub data: BTreeMap<String, String>,
+    /// Base64 by key; the bytes may be gzip.
+    #[serde(default)]
+    pub binary_data: BTreeMap<String, String>,
+    #[serde(default)]
+    api_version: IgnoredAny,
+    #[serde(default)]
+    kind: IgnoredAny,
+    #[serde(default)]
+    immutable: IgnoredAny,
+}
+
+/// A document that is of no use here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ignored {
+    /// Its file.
+    pub file: String,
+    /// Its kind.
+    pub kind: String,
+    /// Its name, empty when it has none.
+    pub name: String,
+}
+
+/// The documents of all files.
+#[derive(Debug, Default)]
+pub struct Documents {
+    /// All WeightRefits, in order, each namespace and name once.
+    pub refits: Vec<Document<WeightRefit>>,
+    /// What was left out.
+    pub ignored: Vec<Ignored>,
+    config_maps: Vec<Document<ConfigMap>>,
+}
+
+impl Documents {
+    /// Reads and checks the documents of `sources`.
+    ///
+    /// # Errors
+    /// With the first problem.
+    pub fn parse(sources: &[SourceText]) -> Result<Self, Refusal> {
+        let mut documents = Self::default();
+        for source in sources {
+            let whole = |unreadable: crate::api::yaml::Unreadable| Refusal {
+                file: source.file.clone(),
+                position: unreadable.position,
+                path: FieldPath::default(),
+                problem: unreadable.problem,
+            };
+            for node in Node::documents(&source.text).map_err(whole)? {
+                documents.add(source, node, &whole)?;
+            }
+        }
+        Ok(documents)
+    }
+
+    fn add(
+        &mut self,
+        source: &SourceText,
+        node: Node,
+        whole: &impl Fn(crate::api::yaml::Unreadable) -> Refusal,
+    ) -> Result<(), Refusal> {
+        let Some(kind) = node.text("kind") else {
+            let problem = Problem::Missing("kind".into());
+            return Err(whole(crate::api::yaml::Unreadable { position: Some(node.position), problem }));
+        };
+        match kind {
+            // What `kubectl get -o yaml` prints for several objects.
+            "List" => {
+                let Value::Map(entries) = node.value else { return Ok(()) };
+                let items =
+                    entries.into_iter().filter(|entry| entry.key == "items").map(|entry| entry.node.value);
+                let nodes =
+                    items.flat_map(|items| if let Value::List(nodes) = items { nodes } else { Vec::new() });
+                nodes.into_iter().try_for_each(|node| self.add(source, node, whole))
+            }
+            KIND => {
+                node.refuse_ambiguous(&source.text).map_err(whole)?;
+                let document = typed::<WeightRefit>(&source.file, node)?;
+                check::check(&document.value).map_err(|(path, problem)| document.refuse(path, problem))?;
+                once(&self.refits, &document, |refit| &refit.metadata)?;
+                self.refits.push(document);
+                Ok(())
+            }
+            "ConfigMap" => {
+                node.refuse_ambiguous(&source.text).map_err(whole)?;
+                let document = typed::<ConfigMap>(&source.file, node)?;
+                check::metadata(&FieldPath::of("metadata"), &document.value.metadata)
+                    .map_err(|(path, problem)| document.refuse(path, problem))?;
+                once(&self.config_maps, &document, |map| &map.metadata)?;
+                self.config_maps.push(document);
+                Ok(())
+            }
+            other => {
+                let name =
+                    node.get("metadata").and_then(|metadata| metadata.text("name")).unwrap_or_default();
+                self.ignored.push(Ignored {
+                    file: source.file.clone(),
+                    kind: other.into(),
+                    name: name.into(),
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// The bytes that the field `path` of `refit` names by `key`, decoded.
+    ///
+    /// # Errors
+    /// When the ConfigMap or its key is not there, or its data cannot be decoded.
+    pub fn bytes(
+        &self,
+        refit: &Document<WeightRefit>,
+        path: &FieldPath,
+        key: &ConfigMapKey,
+    ) -> Result<Vec<u8>, Refusal> {
+        let namespace = &refit.value.metadata.namespace;
+        let here = || self.config_maps.iter().filter(|map| map.value.metadata.namespace == *namespace);
+        let Some(map) = here().find(|map| map.value.metadata.name == key.name) else {
+            let given = here().map(|map| map.value.metadata.name.clone()).collect();
+            let problem =
+                Problem::NotGiven { kind: "ConfigMap", name: format!("{namespace}/{}", key.name), given };
+            return Err(refit.refuse(path.key("name"), problem));
+        };
+        if let Some(text) = map.value.data.get(&key.key) {
+            return Ok(text.clone().into_bytes());
+        }
+        let Some(encoded) = map.value.binary_data.get(&key.key) else {
+            let keys = map.value.data.keys().chain(map.value.binary_data.keys());
+            let (name, key) = (key.name.clone(), key.key.clone());
+            return Err(refit
+                .refuse(path.key("key"), Problem::NoSuchKey { name, key, given: keys.cloned().collect() }));
+        };
+        decode(encoded).map_err(|reason| {
+            map.refuse(
+                FieldPath::of("binaryData").entry(&key.key),
+                Problem::Undecodable { key: key.key.clone(), reason },
+            )
+        })
+    }
+}
+
+fn typed<T: DeserializeOwned>(file: &str, node: Node) -> Result<Document<T>, Refusal> {
+    match strict::from_node(&node) {
+        Ok(value) => Ok(Document { file: file.to_owned(), value, node }),
+        Err(located) => {
+            let (path, position) = located.place.unwrap_or_else(|| (FieldPath::default(), node.position));
+            Err(Refusal { file: file.to_owned(), position: Some(position), path, problem: located.problem })
+        }
+    }
+}
+
+fn once<T>(earlier: &[Document<T>], new: &Document<T>, of: impl Fn(&T) -> &Metadata) -> Result<(), Refusal> {
+    let Metadata { namespace, name, .. } = of(&new.value);
+    if earlier.iter().any(|old| of(&old.value).namespace == *namespace && of(&old.value).name == *name) {
+        let problem = Problem::Duplicate(format!("{namespace}/{name}"));
+        return Err(new.refuse(FieldPath::of("metadata.name"), problem));
+    }
+    Ok(())
+}
+
+/// Base64 to bytes, inflated when they are gzip.
+fn decode(encoded: &str) -> Result<Vec<u8>, String> {
+    let compact: String = encoded.split_ascii_whitespace().collect();
+    let bytes =
+        base64::engine::general_purpose::STANDARD.decode(compact).map_err(|error| error.to_string())?;
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok(bytes);
+    }
+    let mut inflated = Vec::new();
+    let mut reader = flate2::read::MultiGzDecoder::new(bytes.as_slice()).take(limits::INFLATED_BYTES_MAX + 1);
+    reader.read_to_end(&mut inflated).map_err(|error| error.to_string())?;
+    if inflated.len() as u64 > limits::INFLATED_BYTES_MAX {
+        return Err(format!("it expands to more than {} bytes", limits::INFLATED_BYTES_MAX));
+    }
+    Ok(inflated)
+}

@@ -1,0 +1,352 @@
+//! What can be wrong with a document, where, and what to do about it.
+
+use std::fmt;
+use weightrefit_core::code::Code;
+
+/// Path of a field: `spec.inference.pools[0].name`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FieldPath(Vec<Segment>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Segment {
+    Key(String),
+    Index(usize),
+}
+
+impl FieldPath {
+    /// The path of the keys in `dotted`, which holds no index.
+    #[must_use]
+    pub fn of(dotted: &str) -> Self {
+        Self(dotted.split('.').map(|key| Segment::Key(key.to_owned())).collect())
+    }
+
+    /// The path of `key` below this one.
+    #[must_use]
+    pub fn key(&self, key: &str) -> Self {
+        let mut segments = self.0.clone();
+        segments.extend(key.split('.').map(|key| Segment::Key(key.to_owned())));
+        Self(segments)
+    }
+
+    /// The path of `key`, which may hold dots itself, below this one.
+    #[must_use]
+    pub fn entry(&self, key: &str) -> Self {
+        let mut segments = self.0.clone();
+        segments.push(Segment::Key(key.to_owned()));
+        Self(segments)
+    }
+
+    /// The path of the element `index` below this one.
+    #[must_use]
+    pub fn index(&self, index: usize) -> Self {
+        let mut segments = self.0.clone();
+        segments.push(Segment::Index(index));
+        Self(segments)
+    }
+
+    pub(crate) fn segments(&self) -> &[Segment] {
+        &self.0
+    }
+}
+
+impl fmt::Display for FieldPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (position, segment) in self.0.iter().enumerate() {
+            match segment {
+                // Keys of free maps (ConfigMap data, annotations) hold dots themselves.
+                Segment::Key(key) if key.contains('.') => write!(f, "[{key:?}]")?,
+                Segment::Key(key) if position == 0 => f.write_str(key)?,
+                Segment::Key(key) => write!(f, ".{key}")?,
+                Segment::Index(index) => write!(f, "[{index}]")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Line and column in a file, both from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// Line.
+    pub line: u64,
+    /// Column, in characters.
+    pub column: u64,
+}
+
+/// One thing that is wrong with a document.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The text is no YAML.
+    #[error("{0}")]
+    Yaml(String),
+    /// A plain scalar that YAML 1.1 and YAML 1.2 read as different values.
+    #[error("`{scalar}` means different things to different YAML readers")]
+    Ambiguous {
+        /// The scalar as written.
+        scalar: String,
+    },
+    /// A key that this place does not have.
+    #[error("unknown key `{key}`")]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// The keys of this place.
+        known: Vec<String>,
+    },
+    /// A key that must be there.
+    #[error("required key `{0}` is missing")]
+    Missing(String),
+    /// A value of another kind than the field holds.
+    #[error("expected {expected}, found {found}")]
+    WrongType {
+        /// What the field holds.
+        expected: String,
+        /// What stands there.
+        found: String,
+    },
+    /// A value that is not of the field's closed set.
+    #[error("unknown value `{value}`")]
+    UnknownValue {
+        /// The value.
+        value: String,
+        /// The set.
+        known: Vec<String>,
+    },
+    /// A number outside the field's bounds.
+    #[error("{value} is not between {least} and {most}")]
+    OutOfBounds {
+        /// The number.
+        value: i64,
+        /// Least allowed.
+        least: i64,
+        /// Most allowed.
+        most: i64,
+    },
+    /// Too few, too many, too long.
+    #[error("{what} has {count} {unit}, allowed are {least} to {most}")]
+    Length {
+        /// What is counted in.
+        what: &'static str,
+        /// What is counted.
+        unit: &'static str,
+        /// How many there are.
+        count: usize,
+        /// Least allowed.
+        least: usize,
+        /// Most allowed.
+        most: usize,
+    },
+    /// Text of another form than the field holds.
+    #[error("`{value}` is not {expected}")]
+    Malformed {
+        /// The text.
+        value: String,
+        /// The form.
+        expected: &'static str,
+    },
+    /// A union holds a member of another type.
+    #[error("type is `{kind}`, but member `{member}` is set")]
+    ForeignMember {
+        /// The discriminator.
+        kind: String,
+        /// The member.
+        member: &'static str,
+    },
+    /// A union lacks the member of its type.
+    #[error("type is `{kind}`, but its member `{member}` is missing")]
+    MissingMember {
+        /// The discriminator.
+        kind: String,
+        /// The member.
+        member: &'static str,
+    },
+    /// Two elements of a list-map have one key.
+    #[error("`{0}` is there twice")]
+    Duplicate(String),
+    /// Two numbers must divide each other and do not.
+    #[error("{value} and {other_name} {other} do not divide each other")]
+    Indivisible {
+        /// The number at the place.
+        value: i64,
+        /// The other field.
+        other_name: &'static str,
+        /// Its number.
+        other: i64,
+    },
+    /// The world is no whole number of pods.
+    #[error("{value} is not a multiple of {other_name} {other}")]
+    NoMultiple {
+        /// The number at the place.
+        value: i64,
+        /// The other field.
+        other_name: &'static str,
+        /// Its number.
+        other: i64,
+    },
+    /// Two values that exclude each other.
+    #[error("`{value}` excludes {other_name} `{other}`")]
+    Excluded {
+        /// The value at the place.
+        value: &'static str,
+        /// The other field.
+        other_name: &'static str,
+        /// Its value.
+        other: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A value that the contract has and this version cannot do.
+    #[error("`{value}` is not supported by this version")]
+    Unsupported {
+        /// The value.
+        value: String,
+        /// What to do instead.
+        hint: &'static str,
+    },
+    /// An object that a field names is not among the documents.
+    #[error("{kind} `{name}` is not in the given files")]
+    NotGiven {
+        /// Kind of the object.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// Those of that kind that are there.
+        given: Vec<String>,
+    },
+    /// A ConfigMap has no such key.
+    #[error("ConfigMap `{name}` has no key `{key}`")]
+    NoSuchKey {
+        /// The ConfigMap.
+        name: String,
+        /// The key.
+        key: String,
+        /// Its keys.
+        given: Vec<String>,
+    },
+    /// Data of a ConfigMap that cannot be decoded.
+    #[error("key `{key}` cannot be decoded: {reason}")]
+    Undecodable {
+        /// The key.
+        key: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Problem {
+    /// What a person can do about it.
+    #[must_use]
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Yaml(_) => "Correct the YAML at that place.".into(),
+            Self::Ambiguous { scalar }
+                if scalar.starts_with(|c: char| c.is_ascii_digit() || "+-".contains(c)) =>
+            {
+                format!("Write the number without leading zeros, or quote the text: \"{scalar}\".")
+            }
+            Self::Ambiguous { scalar } => {
+                format!("Write `true` or `false`, or quote the text: \"{scalar}\".")
+            }
+            Self::UnknownKey { key, known } | Self::UnknownValue { value: key, known } => {
+                near_or_all(key, known)
+            }
+            Self::Missing(key) => format!("Add `{key}` there."),
+            Self::WrongType { expected, .. } => format!("Write {expected} there."),
+            Self::OutOfBounds { least, most, .. } => format!("Choose a number from {least} to {most}."),
+            Self::Length { .. } => "Correct the number of them.".into(),
+            Self::Malformed { expected, .. } => format!("Write {expected}."),
+            Self::ForeignMember { kind, member } => {
+                format!("Remove `{member}`, or change `type: {kind}` to the type that has this member.")
+            }
+            Self::MissingMember { member, .. } => format!("Add `{member}`, or choose another type."),
+            Self::Duplicate(_) => "Give each its own name.".into(),
+            Self::Indivisible { .. } => {
+                "A replica is a whole number of pods, or a pod a whole number of replicas.".into()
+            }
+            Self::NoMultiple { .. } => "A side is a whole number of pods: correct one of the two.".into(),
+            Self::Excluded { hint, .. } | Self::Unsupported { hint, .. } => (*hint).into(),
+            Self::NotGiven { kind, name, given } => match nearest(name, given) {
+                Some(near) => format!("Did you mean {kind} `{near}`? Otherwise add its file with `-f`."),
+                None => format!("Add the file that holds {kind} `{name}` with `-f`."),
+            },
+            Self::NoSuchKey { key, given, .. } => near_or_all(key, given),
+            Self::Undecodable { .. } => {
+                "Write the text under `data`, or base64 (of gzip, if you like) under `binaryData`.".into()
+            }
+        }
+    }
+
+    /// The code under which resource conditions show it.
+    #[must_use]
+    pub const fn code(&self) -> Option<Code> {
+        match self {
+            Self::Unsupported { .. } => Some(Code::Unsupported),
+            _ => None,
+        }
+    }
+}
+
+/// The known name that `name` is a typo of, if one is near enough.
+pub(crate) fn nearest<'k>(name: &str, known: &'k [String]) -> Option<&'k str> {
+    let lower = name.to_lowercase();
+    let score = |candidate: &str| strsim::jaro_winkler(&lower, &candidate.to_lowercase());
+    let best = known.iter().max_by(|a, b| score(a).total_cmp(&score(b)))?;
+    // 0.8 lets one or two wrong letters pass and keeps unrelated words apart.
+    (score(best) > 0.8).then_some(best)
+}
+
+fn near_or_all(name: &str, known: &[String]) -> String {
+    match nearest(name, known) {
+        Some(near) => format!("Did you mean `{near}`?"),
+        None if known.is_empty() => "Nothing can stand here: remove it.".into(),
+        None => {
+            format!("Known here: {}.", known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// One problem of one document, with its place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{file}{}: {}{problem}", at(.position), field(.path))]
+pub struct Refusal {
+    /// The file as given.
+    pub file: String,
+    /// Where in it, when known.
+    pub position: Option<Position>,
+    /// Which field, empty for the whole document.
+    pub path: FieldPath,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+fn at(position: &Option<Position>) -> String {
+    position.map(|p| format!(":{}:{}", p.line, p.column)).unwrap_or_default()
+}
+
+fn field(path: &FieldPath) -> String {
+    let path = path.to_string();
+    if path.is_empty() { path } else { format!("{path}: ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_near_key_is_suggested_and_a_far_one_lists_all() {
+        let known = ["worldSize".to_owned(), "ranks".to_owned()];
+        for (key, want) in [
+            ("worldsize", "Did you mean `worldSize`?"),
+            ("wordSize", "Did you mean `worldSize`?"),
+            ("flavour", "Known here: `worldSize`, `ranks`."),
+        ] {
+            assert_eq!(Problem::UnknownKey { key: key.into(), known: known.to_vec() }.hint(), want);
+        }
+    }
+
+    #[test]
+    fn paths_read_like_the_document() {
+        let path = FieldPath::of("spec.inference").key("pools").index(1).key("layout.type");
+        assert_eq!(path.to_string(), "spec.inference.pools[1].layout.type");
+    }
+}

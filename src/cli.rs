@@ -1,0 +1,71 @@
+//! The command line: one file per command. stdout is data, everything else goes to stderr.
+
+mod completion;
+mod explain;
+mod failure;
+mod input;
+mod printer;
+mod validate;
+mod version;
+
+pub use failure::{Exit, Failure};
+pub use printer::Printer;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use std::process::ExitCode;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  refused: reason and remedy are on stderr, nothing was touched
+  2  wrong usage
+  3  failed while running";
+
+/// Moves exactly the missing weight bytes from RL trainers to inference engines
+#[derive(Debug, Parser)]
+#[command(name = "weightrefit", version, after_help = EXIT_CODES, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Validate(validate::Validate),
+    Explain(explain::Explain),
+    Completion(completion::Completion),
+    Version(version::Version),
+}
+
+/// How data on stdout is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum Output {
+    /// For people
+    #[default]
+    Table,
+    /// For programs; a stable interface
+    Json,
+}
+
+/// Parses the arguments, runs the command, and says how it went.
+#[must_use]
+pub fn main() -> ExitCode {
+    let printer = Printer::new();
+    let command = match Cli::try_parse() {
+        Ok(Cli { command }) => command,
+        Err(error) => return printer.usage(&error).into(),
+    };
+    match run(command, &printer) {
+        Ok(()) => Exit::Done.into(),
+        Err(failure) => printer.failure(&failure).into(),
+    }
+}
+
+fn run(command: Command, printer: &Printer) -> Result<(), Failure> {
+    match command {
+        Command::Validate(command) => command.run(printer),
+        Command::Explain(command) => command.run(printer),
+        Command::Completion(command) => command.run(printer),
+        Command::Version(command) => command.run(printer),
+    }
+}

@@ -1,0 +1,95 @@
+//! Files that commands read.
+
+use crate::api::documents::{Document, Documents, SourceText};
+use crate::api::problem::nearest;
+use crate::api::refit::WeightRefit;
+use crate::cli::{Failure, Printer};
+use crate::limits;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// `-f` and what picks one refit among its documents.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Files {
+    /// YAML that `kubectl apply` takes: the WeightRefit and the ConfigMaps it names; repeatable, `-` is stdin
+    #[arg(short, long = "filename", value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+}
+
+impl Files {
+    pub(crate) fn documents(&self, printer: &Printer) -> Result<Documents, Failure> {
+        let mut sources = Vec::new();
+        for path in &self.files {
+            sources.push(SourceText { file: path.display().to_string(), text: text(path)? });
+        }
+        let documents = Documents::parse(&sources)?;
+        for ignored in &documents.ignored {
+            printer.note(&format!("{}: {} `{}` is not used here", ignored.file, ignored.kind, ignored.name));
+        }
+        if documents.refits.is_empty() {
+            return Err(Failure::refused(
+                "no WeightRefit in the given files",
+                "Add the file that holds it with `-f`.",
+            ));
+        }
+        Ok(documents)
+    }
+}
+
+/// Which refit a command is about.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Which {
+    /// Name of the WeightRefit, where the files hold several
+    #[arg(value_name = "REFIT")]
+    refit: Option<String>,
+}
+
+impl Which {
+    pub(crate) fn of<'d>(&self, documents: &'d Documents) -> Result<&'d Document<WeightRefit>, Failure> {
+        let names: Vec<String> =
+            documents.refits.iter().map(|refit| refit.value.metadata.name.clone()).collect();
+        let all = || names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        match (&self.refit, documents.refits.as_slice()) {
+            (None, [one]) => Ok(one),
+            (None, _) => Err(Failure::usage(
+                format!("the files hold {} WeightRefits", names.len()),
+                format!("Name one of them: {}.", all()),
+            )),
+            (Some(name), refits) => {
+                let found = refits.iter().find(|refit| refit.value.metadata.name == *name);
+                found.ok_or_else(|| {
+                    let hint = nearest(name, &names).map(|near| format!("Did you mean `{near}`?"));
+                    let hint = hint.unwrap_or_else(|| format!("The files hold: {}.", all()));
+                    Failure::refused(format!("WeightRefit `{name}` is not in the given files"), hint)
+                })
+            }
+        }
+    }
+}
+
+/// The text of the file `path`, `-` being stdin.
+pub(crate) fn text(path: &Path) -> Result<String, Failure> {
+    let name = path.display();
+    let mut bytes = Vec::new();
+    let limit = limits::INPUT_FILE_BYTES_MAX;
+    let read = if path.as_os_str() == "-" {
+        std::io::stdin().lock().take(limit + 1).read_to_end(&mut bytes)
+    } else {
+        File::open(path).and_then(|file| file.take(limit + 1).read_to_end(&mut bytes))
+    };
+    read.map_err(|error| {
+        Failure::refused(format!("{name}: {error}"), "Correct the path, or the file's mode.")
+    })?;
+    if bytes.len() as u64 > limit {
+        let hint = "Give the YAML or JSON document, not a weights file.";
+        return Err(Failure::refused(format!("{name} has more than {limit} bytes"), hint));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Failure::refused(
+            format!("{name}: byte {at} is not UTF-8 text"),
+            "Give the YAML or JSON document in UTF-8.",
+        )
+    })
+}

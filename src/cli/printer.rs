@@ -1,0 +1,68 @@
+//! The one owner of stdout and stderr: data to the first, everything else to the second, no meaning in colour.
+
+use crate::cli::failure::{Exit, Failure};
+use std::io::{self, ErrorKind, Write};
+
+/// Writes what commands have to say.
+#[derive(Debug)]
+pub struct Printer(());
+
+impl Printer {
+    pub(crate) const fn new() -> Self {
+        Self(())
+    }
+
+    /// Data: `text` and a line end, to stdout.
+    ///
+    /// # Errors
+    /// When stdout cannot be written. A reader that went away (`| head`) is no error: it has what it wanted.
+    pub fn data(&self, text: &str) -> Result<(), Failure> {
+        let mut out = io::stdout().lock();
+        let written =
+            out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush());
+        match written {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::failed(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Data as JSON, indented, to stdout.
+    ///
+    /// # Errors
+    /// As [`Printer::data`].
+    pub fn json(&self, value: &impl serde::Serialize) -> Result<(), Failure> {
+        self.data(&serde_json::to_string_pretty(value).map_err(Failure::failed)?)
+    }
+
+    /// Something worth knowing, to stderr.
+    pub fn note(&self, text: &str) {
+        self.say(&format!("note: {text}\n"));
+    }
+
+    /// The error, its causes and the remedy, to stderr; returns the exit code.
+    pub(crate) fn failure(&self, failure: &Failure) -> Exit {
+        let mut text = format!("error: {}\n", failure.error);
+        let mut cause = failure.error.source();
+        while let Some(error) = cause {
+            text.push_str(&format!("  caused by: {error}\n"));
+            cause = error.source();
+        }
+        if let Some(hint) = &failure.hint {
+            text.push_str(&format!("\nhint: {hint}\n"));
+        }
+        self.say(&text);
+        failure.exit
+    }
+
+    /// What the argument parser has to say: help and version are data, the rest is wrong usage.
+    pub(crate) fn usage(&self, error: &clap::Error) -> Exit {
+        // clap picks the stream itself: stdout for help and version. Nothing is left to do when that is closed.
+        let _ = error.print();
+        if error.use_stderr() { Exit::Usage } else { Exit::Done }
+    }
+
+    /// Nothing can be done when stderr cannot be written: the exit code still tells.
+    fn say(&self, text: &str) {
+        let _ = io::stderr().lock().write_all(text.as_bytes());
+    }
+}

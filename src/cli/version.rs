@@ -1,0 +1,30 @@
+//! `weightrefit version`.
+
+use crate::api::refit::API_VERSION;
+use crate::cli::{Failure, Output, Printer};
+
+/// Print the versions of the program and of its interfaces
+#[derive(Debug, clap::Args)]
+pub(crate) struct Version {
+    /// Format of stdout
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+}
+
+impl Version {
+    pub(crate) fn run(self, printer: &Printer) -> Result<(), Failure> {
+        let rows = [("version", env!("CARGO_PKG_VERSION")), ("apiVersion", API_VERSION)];
+        match self.output {
+            Output::Table => {
+                let rows: Vec<String> =
+                    rows.iter().map(|(name, value)| format!("{name:<16}{value}")).collect();
+                printer.data(&rows.join("\n"))
+            }
+            Output::Json => {
+                let object: serde_json::Map<_, _> =
+                    rows.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
+                printer.json(&object)
+            }
+        }
+    }
+}
