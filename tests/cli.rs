@@ -50,8 +50,15 @@ fn play(name: &str) {
     } else {
         let differs = want.lines().zip(got.lines()).position(|(want, got)| want != got);
         let line = differs.unwrap_or_else(|| want.lines().count().min(got.lines().count()));
-        let around = |text: &str| text.lines().skip(line.saturating_sub(6)).take(20).collect::<Vec<_>>().join("\n");
-        assert!(want == got, "{name}.txt, line {}, want:\n{}\n\ngot:\n{}", line + 1, around(&want), around(&got));
+        let around =
+            |text: &str| text.lines().skip(line.saturating_sub(6)).take(20).collect::<Vec<_>>().join("\n");
+        assert!(
+            want == got,
+            "{name}.txt, line {}, want:\n{}\n\ngot:\n{}",
+            line + 1,
+            around(&want),
+            around(&got)
+        );
     }
 }
 

@@ -4,7 +4,7 @@ use crate::api::check;
 use crate::api::problem::{FieldPath, Problem, Refusal};
 use crate::api::refit::{ConfigMapKey, KIND, Metadata, WeightRefit};
 use crate::api::strict;
-use crate::api::yaml::{Node, Value};
+use crate::api::yaml::{Node, Unreadable, Value};
 use crate::limits;
 use base64::Engine;
 use serde::Deserialize;
@@ -35,7 +35,8 @@ impl<T> Document<T> {
     /// A refusal of the field `path` of this document, with its line.
     #[must_use]
     pub fn refuse(&self, path: FieldPath, problem: Problem) -> Refusal {
-        Refusal { file: self.file.clone(), position: Some(self.node.position_of(&path)), path, problem }
+        let position = Some(self.node.position_of(&path));
+        Refusal { file: self.file.clone(), position, path, problem: problem.into() }
     }
 }
 
@@ -88,11 +89,11 @@ impl Documents {
     pub fn parse(sources: &[SourceText]) -> Result<Self, Refusal> {
         let mut documents = Self::default();
         for source in sources {
-            let whole = |unreadable: crate::api::yaml::Unreadable| Refusal {
+            let whole = |unreadable: Unreadable| Refusal {
                 file: source.file.clone(),
                 position: unreadable.position,
                 path: FieldPath::default(),
-                problem: unreadable.problem,
+                problem: unreadable.problem.into(),
             };
             for node in Node::documents(&source.text).map_err(whole)? {
                 documents.add(source, node, &whole)?;
@@ -105,11 +106,11 @@ impl Documents {
         &mut self,
         source: &SourceText,
         node: Node,
-        whole: &impl Fn(crate::api::yaml::Unreadable) -> Refusal,
+        whole: &impl Fn(Unreadable) -> Refusal,
     ) -> Result<(), Refusal> {
         let Some(kind) = node.text("kind") else {
             let problem = Problem::Missing("kind".into());
-            return Err(whole(crate::api::yaml::Unreadable { position: Some(node.position), problem }));
+            return Err(whole(Unreadable { position: Some(node.position), problem }));
         };
         match kind {
             // What `kubectl get -o yaml` prints for several objects.
@@ -192,7 +193,12 @@ fn typed<T: DeserializeOwned>(file: &str, node: Node) -> Result<Document<T>, Ref
         Ok(value) => Ok(Document { file: file.to_owned(), value, node }),
         Err(located) => {
             let (path, position) = located.place.unwrap_or_else(|| (FieldPath::default(), node.position));
-            Err(Refusal { file: file.to_owned(), position: Some(position), path, problem: located.problem })
+            Err(Refusal {
+                file: file.to_owned(),
+                position: Some(position),
+                path,
+                problem: located.problem.into(),
+            })
         }
     }
 }

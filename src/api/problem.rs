@@ -316,7 +316,7 @@ pub struct Refusal {
     /// Which field, empty for the whole document.
     pub path: FieldPath,
     /// What is wrong.
-    pub problem: Problem,
+    pub problem: Box<Problem>,
 }
 
 fn at(position: &Option<Position>) -> String {

@@ -1,8 +1,6 @@
 //! Files that commands read.
 
-use crate::api::documents::{Document, Documents, SourceText};
-use crate::api::problem::nearest;
-use crate::api::refit::WeightRefit;
+use crate::api::documents::{Documents, SourceText};
 use crate::cli::{Failure, Printer};
 use crate::limits;
 use std::fs::File;
@@ -34,37 +32,6 @@ impl Files {
             ));
         }
         Ok(documents)
-    }
-}
-
-/// Which refit a command is about.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Which {
-    /// Name of the WeightRefit, where the files hold several
-    #[arg(value_name = "REFIT")]
-    refit: Option<String>,
-}
-
-impl Which {
-    pub(crate) fn of<'d>(&self, documents: &'d Documents) -> Result<&'d Document<WeightRefit>, Failure> {
-        let names: Vec<String> =
-            documents.refits.iter().map(|refit| refit.value.metadata.name.clone()).collect();
-        let all = || names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        match (&self.refit, documents.refits.as_slice()) {
-            (None, [one]) => Ok(one),
-            (None, _) => Err(Failure::usage(
-                format!("the files hold {} WeightRefits", names.len()),
-                format!("Name one of them: {}.", all()),
-            )),
-            (Some(name), refits) => {
-                let found = refits.iter().find(|refit| refit.value.metadata.name == *name);
-                found.ok_or_else(|| {
-                    let hint = nearest(name, &names).map(|near| format!("Did you mean `{near}`?"));
-                    let hint = hint.unwrap_or_else(|| format!("The files hold: {}.", all()));
-                    Failure::refused(format!("WeightRefit `{name}` is not in the given files"), hint)
-                })
-            }
-        }
     }
 }
 
