@@ -4,3 +4,6 @@ pub mod args;
 mod dial;
 pub mod identity;
 pub mod limits;
+pub mod peers;
+pub mod server;
+pub mod session;

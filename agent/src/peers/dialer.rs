@@ -1,0 +1,42 @@
+//! Keeps one link to one agent up.
+
+use super::{Links, outgoing};
+use crate::identity::Identity;
+use crate::{dial, limits};
+use rustls::pki_types::ServerName;
+use std::sync::Arc;
+use tokio::time::sleep;
+use tokio_stream::wrappers::ReceiverStream;
+use weightrefit_core::id::Sha256;
+use weightrefit_proto::v1::round_client::RoundClient;
+
+/// Dials until aborted; addresses in turn, with a growing pause between failures.
+pub(super) async fn keep_up(identity: Arc<Identity>, links: Links, key: Sha256, addresses: Vec<String>) {
+    let mut pause = limits::REDIAL_PAUSE_MIN;
+    for address in addresses.iter().cycle() {
+        match dial_once(&identity, &links, key, address).await {
+            Ok(()) => pause = limits::REDIAL_PAUSE_MIN,
+            Err(error) => {
+                tracing::debug!(peer = %key, address, error = %error, "cannot reach peer");
+                pause = (pause * 2).min(limits::REDIAL_PAUSE_MAX);
+            }
+        }
+        sleep(pause).await;
+    }
+}
+
+/// One link from its handshake to its end.
+async fn dial_once(identity: &Identity, links: &Links, key: Sha256, address: &str) -> anyhow::Result<()> {
+    let mut config = identity.client_config(key)?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    // The key is what is verified; the name only fills a field.
+    let name = ServerName::try_from("weightrefit.invalid")?;
+    let channel = dial::connect(address, name, Arc::new(config)).await?;
+    let mut client = RoundClient::new(channel)
+        .max_decoding_message_size(limits::ENVELOPE_BYTES_MAX)
+        .max_encoding_message_size(limits::ENVELOPE_BYTES_MAX);
+    let (sender, receiver) = outgoing();
+    let incoming = client.exchange(ReceiverStream::new(receiver)).await?.into_inner();
+    links.run(key, incoming, sender).await;
+    Ok(())
+}

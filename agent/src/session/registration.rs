@@ -1,0 +1,228 @@
+//! Registrations: pages put together, and compared with what the layout says the rank stores.
+
+use crate::limits;
+use std::os::fd::OwnedFd;
+use weightrefit_core::code::Code;
+use weightrefit_core::region::LocalTensor;
+use weightrefit_proto::socket::{Memory, Tensor};
+
+/// What a client registered, all pages of it.
+#[derive(Debug, Default)]
+pub struct Registration {
+    /// Size claimed and descriptor, trainers only; nothing of it is checked yet.
+    pub memories: Vec<(u64, OwnedFd)>,
+    /// In the client's order.
+    pub tensors: Vec<Tensor>,
+}
+
+/// A registration that cannot be taken.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegistrationError {
+    /// Pages come in order, each once.
+    #[error("page {got} of {pages} came where page {expected} of {expected_pages} is due")]
+    Page {
+        /// Number in the frame.
+        got: u32,
+        /// Pages in the frame.
+        pages: u32,
+        /// Number due.
+        expected: u32,
+        /// Pages that the first page announced.
+        expected_pages: u32,
+    },
+    /// Every memory brings its descriptor.
+    #[error("page lists {memories} memories and carries {fds} descriptors")]
+    Descriptors {
+        /// Listed.
+        memories: usize,
+        /// Attached.
+        fds: usize,
+    },
+    /// Too much.
+    #[error("registration has more than {max} {what}")]
+    TooMany {
+        /// Pages, tensors or memories.
+        what: &'static str,
+        /// How many are allowed.
+        max: usize,
+    },
+    /// Not what the layout says; up to five differences, and how many there are.
+    #[error("registration differs from the layout in {count} places: {}", .first.join("; "))]
+    Differs {
+        /// One sentence each.
+        first: Vec<String>,
+        /// All of them.
+        count: usize,
+    },
+}
+
+impl RegistrationError {
+    /// The stable code.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Page { .. } | Self::Descriptors { .. } | Self::TooMany { .. } => Code::Unsupported,
+            Self::Differs { .. } => Code::RegistrationMismatch,
+        }
+    }
+}
+
+/// A registration on its way in.
+#[derive(Debug, Default)]
+pub(super) struct Pages {
+    next: u32,
+    pages: u32,
+    gathered: Registration,
+}
+
+impl Pages {
+    /// Adds a page; yields the registration after the last one and starts over.
+    pub(super) fn add(
+        &mut self,
+        (page, pages): (u32, u32),
+        memories: Vec<Memory>,
+        tensors: Vec<Tensor>,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Option<Registration>, RegistrationError> {
+        if self.next == 0 {
+            self.pages = pages;
+        }
+        if page != self.next || pages != self.pages || page >= pages {
+            let (expected, expected_pages) = (self.next, self.pages);
+            return Err(RegistrationError::Page { got: page, pages, expected, expected_pages });
+        }
+        if memories.len() != fds.len() {
+            return Err(RegistrationError::Descriptors { memories: memories.len(), fds: fds.len() });
+        }
+        let all = &mut self.gathered;
+        let bounds = [
+            ("pages", pages as usize, limits::REGISTRATION_PAGES_MAX),
+            ("tensors", all.tensors.len() + tensors.len(), limits::REGISTRATION_TENSORS_MAX),
+            ("memories", all.memories.len() + memories.len(), limits::REGISTRATION_MEMORIES_MAX),
+        ];
+        if let Some(&(what, _, max)) = bounds.iter().find(|(_, count, max)| count > max) {
+            return Err(RegistrationError::TooMany { what, max });
+        }
+        all.memories.extend(memories.into_iter().map(|memory| memory.bytes).zip(fds));
+        all.tensors.extend(tensors);
+        self.next += 1;
+        Ok((self.next == self.pages).then(|| std::mem::take(self).gathered))
+    }
+}
+
+/// Most differences that are spelled out: enough to see the pattern, few enough to read.
+const DIFFERENCES_SHOWN: usize = 5;
+
+/// Compares what was registered with the rank's local tensors (sorted by name).
+///
+/// # Errors
+/// [`RegistrationError::Differs`] with the first five differences: layout order, then what is too much.
+pub fn compare(registered: &[Tensor], layout: &[LocalTensor]) -> Result<(), RegistrationError> {
+    let mut given: Vec<&Tensor> = registered.iter().collect();
+    given.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut differences = Vec::new();
+    for pair in given.windows(2).filter(|pair| pair[0].name == pair[1].name) {
+        differences.push(format!("`{}` is registered twice", pair[0].name));
+    }
+    for want in layout {
+        match given.binary_search_by(|tensor| tensor.name.cmp(&want.name)) {
+            Err(_) => differences.push(format!("`{}` is missing", want.name)),
+            Ok(at) => differences.extend(difference(given[at], want)),
+        }
+    }
+    for tensor in given {
+        if layout.binary_search_by(|local| local.name.cmp(&tensor.name)).is_err() {
+            differences.push(format!("`{}` is not in the layout", tensor.name));
+        }
+    }
+    let count = differences.len();
+    differences.truncate(DIFFERENCES_SHOWN);
+    if count == 0 { Ok(()) } else { Err(RegistrationError::Differs { first: differences, count }) }
+}
+
+fn difference(given: &Tensor, want: &LocalTensor) -> Option<String> {
+    if given.shape != want.shape {
+        Some(format!("`{}` has shape {:?}, the layout says {:?}", want.name, given.shape, want.shape))
+    } else if given.dtype != want.dtype {
+        Some(format!("`{}` is stored as {}, the layout says {}", want.name, given.dtype, want.dtype))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weightrefit_core::dtype::DType;
+
+    fn tensor(name: &str, dtype: DType, shape: &[u64]) -> Tensor {
+        Tensor { name: name.to_owned(), dtype, shape: shape.to_vec(), at: None }
+    }
+
+    fn local(name: &str, dtype: DType, shape: &[u64]) -> LocalTensor {
+        LocalTensor { name: name.to_owned(), dtype, shape: shape.to_vec() }
+    }
+
+    #[test]
+    fn differences_are_named_and_counted() {
+        let layout =
+            [local("a", DType::F32, &[2, 3]), local("b", DType::Bf16, &[4]), local("c", DType::F32, &[])];
+        let fits =
+            [tensor("c", DType::F32, &[]), tensor("a", DType::F32, &[2, 3]), tensor("b", DType::Bf16, &[4])];
+        assert_eq!(compare(&fits, &layout), Ok(()));
+        let rows: [(&[Tensor], &str); 5] = [
+            (&fits[..2], "1 places: `b` is missing"),
+            (
+                &[fits[0].clone(), fits[1].clone(), tensor("b", DType::F16, &[4])],
+                "1 places: `b` is stored as f16, the layout says bf16",
+            ),
+            (
+                &[fits[0].clone(), fits[1].clone(), tensor("b", DType::Bf16, &[5])],
+                "1 places: `b` has shape [5], the layout says [4]",
+            ),
+            (
+                &[fits[0].clone(), fits[1].clone(), fits[2].clone(), fits[2].clone()],
+                "1 places: `b` is registered twice",
+            ),
+            (
+                &[fits[0].clone(), fits[1].clone(), fits[2].clone(), tensor("d", DType::U8, &[1])],
+                "1 places: `d` is not in the layout",
+            ),
+        ];
+        for (given, want) in rows {
+            let error = compare(given, &layout).expect_err(want);
+            assert_eq!(error.code(), Code::RegistrationMismatch);
+            assert!(error.to_string().ends_with(want), "{error}");
+        }
+        let many: Vec<_> = (0..9).map(|n| tensor(&format!("x{n}"), DType::U8, &[])).collect();
+        let Err(RegistrationError::Differs { first, count }) = compare(&many, &[]) else { panic!() };
+        assert_eq!((first.len(), count), (5, 9));
+    }
+
+    #[test]
+    fn pages_come_in_order_and_each_once() {
+        let mut pages = Pages::default();
+        let page = |at| (at, vec![], vec![tensor(&format!("t{at}"), DType::U8, &[])]);
+        let (at, memories, tensors) = page(0);
+        assert!(pages.add((at, 2), memories, tensors, vec![]).expect("first").is_none());
+        for (at, of) in [(0, 2), (2, 2), (1, 3)] {
+            let error = pages.add((at, of), vec![], vec![], vec![]).expect_err("out of order");
+            assert!(
+                matches!(error, RegistrationError::Page { expected: 1, expected_pages: 2, .. }),
+                "{error}"
+            );
+        }
+        let (at, memories, tensors) = page(1);
+        let whole = pages.add((at, 2), memories, tensors, vec![]).expect("last").expect("whole");
+        assert_eq!(whole.tensors.len(), 2);
+        assert!(pages.add((0, 1), vec![], vec![], vec![]).expect("again").is_some());
+    }
+
+    #[test]
+    fn memories_and_descriptors_are_as_many() {
+        let error = Pages::default().add((0, 1), vec![Memory { bytes: 1 }], vec![], vec![]);
+        assert_eq!(error.expect_err("refused"), RegistrationError::Descriptors { memories: 1, fds: 0 });
+        let error = Pages::default().add((0, u32::MAX), vec![], vec![], vec![]).expect_err("refused");
+        assert!(matches!(error, RegistrationError::TooMany { what: "pages", .. }), "{error}");
+    }
+}
