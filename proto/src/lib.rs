@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod report;
 pub mod socket;
 
 /// Generated from `proto/weightrefit/v1/*.proto`.

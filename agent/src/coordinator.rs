@@ -1,0 +1,267 @@
+//! The stream to the coordinator: enrols, joins, reports, and hands its instructions to the round driver.
+//!
+//! Invariants:
+//! - C1: rounds need none of this: while the coordinator is away the stream is dialled again, nothing else stops.
+//! - C2: a membership reaches the round driver together with the plan that follows from it, or not at all.
+
+use crate::identity::{EnrolError, Enrolment, Identity};
+use crate::limits;
+use crate::planned::{Planned, PlannedError};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use weightrefit_core::code::Code;
+use weightrefit_core::id::Incarnation;
+use weightrefit_core::membership::Seat;
+use weightrefit_proto::v1;
+use weightrefit_proto::v1::agent_message::Kind;
+use weightrefit_proto::v1::coordinator_client::CoordinatorClient;
+use weightrefit_proto::v1::instruction::Kind as Instructed;
+
+/// Range of protocols that this agent speaks.
+const PROTOCOLS: (u32, u32) = (1, 1);
+
+/// What the coordinator wants of the round driver.
+#[derive(Debug)]
+pub enum Control {
+    /// A membership, planned.
+    Configure(Box<Planned>),
+    /// Leave.
+    Drain,
+    /// End the round in progress.
+    Cancel,
+}
+
+/// What the round driver has to tell besides its state.
+#[derive(Debug)]
+pub enum Upward {
+    /// Answer to a Configure.
+    Accepted(v1::Accepted),
+    /// Leader: JSON of a round.
+    RoundEnded(String),
+}
+
+/// Who joins.
+#[derive(Debug)]
+pub struct Joiner {
+    /// The refit claimed, `namespace/name`.
+    pub refit: String,
+    /// This process.
+    pub incarnation: Incarnation,
+    /// Ranks of this pod.
+    pub seats: Vec<Seat>,
+    /// `host:port` of `Round`.
+    pub round_addresses: Vec<String>,
+    /// `host:port` of the byte server.
+    pub byte_addresses: Vec<String>,
+}
+
+/// The round driver's ends of the stream.
+#[derive(Debug)]
+pub struct Line {
+    /// To the round driver.
+    pub control: mpsc::Sender<Control>,
+    /// From it.
+    pub upward: mpsc::Receiver<Upward>,
+    /// From it: always its present state.
+    pub state: watch::Receiver<v1::State>,
+}
+
+/// Keeps the stream up until the round driver is gone.
+///
+/// # Errors
+/// The first enrolment was refused: this agent has nothing to do here.
+pub async fn run(
+    enrolment: &Enrolment,
+    identity: &Identity,
+    joiner: &Joiner,
+    mut line: Line,
+) -> Result<(), EnrolError> {
+    let mut renew_at = Instant::now() + first_enrolment(enrolment, identity).await?;
+    let mut pause = limits::COORDINATOR_PAUSE_MIN;
+    while !line.control.is_closed() {
+        let started = Instant::now();
+        match stream_once(enrolment, identity, joiner, &mut line, renew_at).await {
+            Ok(()) => {}
+            Err(error) => tracing::warn!(error = %error, "coordinator stream ended"),
+        }
+        if Instant::now() >= renew_at {
+            renew_at = Instant::now() + renewed(enrolment, identity).await;
+        }
+        if started.elapsed() > limits::COORDINATOR_PAUSE_MAX {
+            pause = limits::COORDINATOR_PAUSE_MIN;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(limits::COORDINATOR_PAUSE_MAX);
+    }
+    Ok(())
+}
+
+async fn first_enrolment(enrolment: &Enrolment, identity: &Identity) -> Result<Duration, EnrolError> {
+    let mut pause = limits::COORDINATOR_PAUSE_MIN;
+    loop {
+        match enrolment.enrol(identity).await {
+            Ok(renew_after) => return Ok(renew_after),
+            Err(error) if error.is_final() => return Err(error),
+            Err(error) => tracing::warn!(error = %error, "cannot enrol yet"),
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(limits::COORDINATOR_PAUSE_MAX);
+    }
+}
+
+/// Time until the next renewal, whether or not this one succeeded: peers look at the key only.
+async fn renewed(enrolment: &Enrolment, identity: &Identity) -> Duration {
+    match enrolment.enrol(identity).await {
+        Ok(renew_after) => renew_after,
+        Err(error) => {
+            tracing::warn!(error = %error, "cannot renew the certificate");
+            limits::RENEWAL_INTERVAL_MIN
+        }
+    }
+}
+
+async fn stream_once(
+    enrolment: &Enrolment,
+    identity: &Identity,
+    joiner: &Joiner,
+    line: &mut Line,
+    renew_at: Instant,
+) -> anyhow::Result<()> {
+    let channel = enrolment.dial(identity).await?;
+    let mut client =
+        CoordinatorClient::new(channel).max_decoding_message_size(limits::INSTRUCTION_BYTES_MAX);
+    let (outgoing, queue) = mpsc::channel(limits::COORDINATOR_MESSAGES_MAX);
+    let state = line.state.borrow_and_update().clone();
+    outgoing.send(say(Kind::Joining(joining(enrolment, joiner, &state)))).await?;
+    let joined = client.join(ReceiverStream::new(queue));
+    let mut instructions = timeout(limits::DIAL_TIMEOUT, joined).await??.into_inner();
+    tracing::info!(coordinator = enrolment.coordinator, "joined");
+    outgoing.send(say(Kind::State(state))).await?;
+    converse(&mut instructions, &outgoing, joiner, line, renew_at).await
+}
+
+async fn converse(
+    instructions: &mut Streaming<v1::Instruction>,
+    outgoing: &mpsc::Sender<v1::AgentMessage>,
+    joiner: &Joiner,
+    line: &mut Line,
+    renew_at: Instant,
+) -> anyhow::Result<()> {
+    let mut report_at = Instant::now();
+    let mut changed = false;
+    loop {
+        tokio::select! {
+            instruction = instructions.message() => {
+                let Some(instruction) = instruction? else { return Ok(()) };
+                follow(instruction, outgoing, joiner, &line.control).await?;
+            }
+            upward = line.upward.recv() => {
+                let Some(upward) = upward else { return Ok(()) };
+                // What happened before comes before: a round's last state, then its end.
+                outgoing.send(say(Kind::State(line.state.borrow_and_update().clone()))).await?;
+                outgoing.send(say(match upward {
+                    Upward::Accepted(accepted) => Kind::Accepted(accepted),
+                    Upward::RoundEnded(json) => Kind::RoundEnded(v1::RoundEnded { json }),
+                })).await?;
+            }
+            state = line.state.changed(), if !changed => {
+                state?;
+                changed = true;
+            }
+            () = sleep_until(report_at), if changed => {
+                changed = false;
+                outgoing.send(say(Kind::State(line.state.borrow_and_update().clone()))).await?;
+                report_at = Instant::now() + limits::STATE_INTERVAL_MIN;
+            }
+            () = sleep_until(renew_at) => return Ok(()),
+        }
+    }
+}
+
+async fn follow(
+    instruction: v1::Instruction,
+    outgoing: &mpsc::Sender<v1::AgentMessage>,
+    joiner: &Joiner,
+    control: &mpsc::Sender<Control>,
+) -> anyhow::Result<()> {
+    let order = match instruction.kind {
+        None => return Ok(()),
+        Some(Instructed::Configure(configure)) => {
+            let (incarnation, seats) = (joiner.incarnation, joiner.seats.clone());
+            let planned = tokio::task::spawn_blocking(move || {
+                Planned::new(&configure.membership, &configure.refit, incarnation, &seats)
+            });
+            match planned.await? {
+                Ok(planned) => Control::Configure(Box::new(planned)),
+                Err(error) => {
+                    tracing::warn!(code = %error.code(), error = %error, "configuration refused");
+                    outgoing.send(say(Kind::Accepted(refused(&error)))).await?;
+                    return Ok(());
+                }
+            }
+        }
+        Some(Instructed::Drain(v1::Drain {})) => Control::Drain,
+        Some(Instructed::Cancel(v1::Cancel {})) => Control::Cancel,
+        Some(Instructed::Refused(fault)) => {
+            tracing::warn!(code = fault.code, error = fault.message, hint = fault.hint, "join refused");
+            anyhow::bail!("coordinator refused the join: {}", fault.message);
+        }
+    };
+    control.send(order).await?;
+    Ok(())
+}
+
+fn refused(error: &PlannedError) -> v1::Accepted {
+    v1::Accepted {
+        epoch: error.epoch().map_or(0, |epoch| epoch.0),
+        refused: Some(fault(error.code(), error.to_string())),
+        ..v1::Accepted::default()
+    }
+}
+
+/// A fault with the remedy of its code.
+#[must_use]
+pub fn fault(code: Code, message: String) -> v1::Fault {
+    v1::Fault { code: code.name().to_owned(), message, hint: code.remedy().to_owned() }
+}
+
+/// A seat as the coordinator names it.
+#[must_use]
+pub fn claim(seat: &Seat) -> v1::Claim {
+    match seat {
+        Seat::Training { rank } => {
+            v1::Claim { side: "training".to_owned(), rank: rank.0, ..v1::Claim::default() }
+        }
+        Seat::Inference { pool, replica, rank } => v1::Claim {
+            side: "inference".to_owned(),
+            pool: pool.clone(),
+            replica: replica.clone(),
+            rank: rank.0,
+        },
+    }
+}
+
+fn joining(enrolment: &Enrolment, joiner: &Joiner, state: &v1::State) -> v1::Joining {
+    v1::Joining {
+        refit: joiner.refit.clone(),
+        pod_uid: enrolment.pod_uid.clone(),
+        incarnation: joiner.incarnation.0.to_be_bytes().to_vec(),
+        claims: joiner.seats.iter().map(claim).collect(),
+        round_addresses: joiner.round_addresses.clone(),
+        byte_addresses: joiner.byte_addresses.clone(),
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol_min: PROTOCOLS.0,
+        protocol_max: PROTOCOLS.1,
+        planner_version: crate::planned::PLANNER_VERSION,
+        epoch_seen: state.epoch_seen,
+        run_seen: state.run_seen,
+    }
+}
+
+fn say(kind: Kind) -> v1::AgentMessage {
+    v1::AgentMessage { kind: Some(kind) }
+}

@@ -1,0 +1,173 @@
+//! What the agent counts, declared in one place; `docs/metrics.md` lists the same and a test compares them.
+//!
+//! No label grows with pods, ranks or rounds; such values go to the log.
+
+mod http;
+
+pub use http::{MetricsError, MetricsServer};
+
+use prometheus::core::Collector;
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry,
+};
+use weightrefit_core::code::Code;
+use weightrefit_core::round::io::Phase;
+
+/// All metrics of the agent.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    registry: Registry,
+    /// Rounds that this agent led, by outcome and reason (empty when committed).
+    pub rounds: IntCounterVec,
+    /// Seconds of the phases of rounds that this agent led.
+    pub phase_seconds: HistogramVec,
+    /// Bytes that sources of this agent sent, acknowledged.
+    pub sent_bytes: IntCounterVec,
+    /// Bytes that destinations of this agent accepted.
+    pub received_bytes: IntCounterVec,
+    /// Bytes of the plan that needed not move.
+    pub skipped_bytes: IntCounterVec,
+    /// Bytes that the plan's minimum asked for in the rounds received.
+    pub minimum_bytes: IntCounterVec,
+    /// Step that the trainer ranks of this agent offer.
+    pub published_step: IntGauge,
+    /// Step that the engines of this agent hold.
+    pub committed_step: IntGauge,
+    /// Leader: steps between the newest accepted publication and the newest committed version.
+    pub lag_steps: IntGauge,
+    /// Leader: seconds since the newest accepted publication, 0 once it is committed.
+    pub lag_seconds: Gauge,
+    /// Seconds that engines were asked to be paused, from `pause` to serving again.
+    pub engine_paused_seconds: Histogram,
+    /// Seconds from `publish` to `released`.
+    pub publication_held_seconds: Histogram,
+    /// Bytes of staging held.
+    pub staging_bytes: IntGauge,
+    /// Digests that differed, at the leader.
+    pub digest_mismatches: IntCounter,
+    /// Messages, streams and connections of peers that were refused, by code.
+    pub peer_refusals: IntCounterVec,
+    /// Clients of the agent socket that were refused, by code.
+    pub client_refusals: IntCounterVec,
+    /// Connected clients by role.
+    pub clients: IntGaugeVec,
+    /// Agents of the membership with an open stream.
+    pub peers: IntGauge,
+    /// Messages that found no stream or a full one.
+    pub peer_messages_dropped: IntCounter,
+    /// Events waiting for the round driver, by source, and how many may.
+    pub queue_depth: IntGaugeVec,
+    /// Bound of each queue.
+    pub queue_limit: IntGaugeVec,
+    /// The accepted epoch.
+    pub epoch: IntGauge,
+    /// Constant 1, labelled with the version.
+    pub build_info: GaugeVec,
+}
+
+/// Seconds from a millisecond to the longest phase deadline one would set.
+const SECONDS_BUCKETS: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+
+impl Metrics {
+    /// Registers everything.
+    ///
+    /// # Errors
+    /// Two metrics of one name: a programmer's error that any start of the agent shows.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let r = Registry::new();
+        let metrics = Self {
+            rounds: counters(&r, "rounds_total", "Rounds led, by outcome and reason.", &["outcome", "reason"])?,
+            phase_seconds: histograms(&r, "phase_seconds", "Phases of the rounds led.", &["phase"])?,
+            sent_bytes: counters(&r, "sent_bytes_total", "Bytes sent and acknowledged.", &["transport"])?,
+            received_bytes: counters(&r, "received_bytes_total", "Bytes accepted.", &["transport"])?,
+            skipped_bytes: counters(&r, "skipped_bytes_total", "Planned bytes that needed not move.", &["transport"])?,
+            minimum_bytes: counters(&r, "minimum_bytes_total", "Least bytes that the rounds received could need.", &["transport"])?,
+            published_step: gauge(&r, "published_step", "Step that the trainer ranks of this agent offer.")?,
+            committed_step: gauge(&r, "committed_step", "Step that the engines of this agent hold.")?,
+            lag_steps: gauge(&r, "lag_steps", "Leader: steps from the newest committed to the newest publication.")?,
+            lag_seconds: register(&r, Gauge::with_opts(opts("lag_seconds", "Leader: age of a publication not yet committed."))?)?,
+            engine_paused_seconds: histogram(&r, "engine_paused_seconds", "From pause to serving again.")?,
+            publication_held_seconds: histogram(&r, "publication_held_seconds", "From publish to release.")?,
+            staging_bytes: gauge(&r, "staging_bytes", "Staging memory held.")?,
+            digest_mismatches: register(&r, IntCounter::with_opts(opts("digest_mismatches_total", "Leader: digests that differed from the publication."))?)?,
+            peer_refusals: counters(&r, "peer_refusals_total", "Peers, streams and messages refused.", &["code"])?,
+            client_refusals: counters(&r, "client_refusals_total", "Clients of the agent socket refused.", &["code"])?,
+            clients: gauges(&r, "clients", "Connected clients of the agent socket.", &["role"])?,
+            peers: gauge(&r, "peers", "Agents with an open stream.")?,
+            peer_messages_dropped: register(&r, IntCounter::with_opts(opts("peer_messages_dropped_total", "Messages that found no stream or a full one."))?)?,
+            queue_depth: gauges(&r, "queue_depth", "Events waiting for the round driver.", &["queue"])?,
+            queue_limit: gauges(&r, "queue_limit", "Events that may wait.", &["queue"])?,
+            epoch: gauge(&r, "epoch", "Epoch of the accepted membership.")?,
+            build_info: register(&r, GaugeVec::new(opts("build_info", "Constant 1."), &["version"])?)?,
+            registry: r,
+        };
+        metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
+        Ok(metrics)
+    }
+
+    /// Counts a refused peer.
+    pub fn refuse_peer(&self, code: Code) {
+        self.peer_refusals.with_label_values(&[code.name()]).inc();
+    }
+
+    /// Counts a refused client.
+    pub fn refuse_client(&self, code: Code) {
+        self.client_refusals.with_label_values(&[code.name()]).inc();
+    }
+
+    /// The text that `/metrics` serves.
+    ///
+    /// # Errors
+    /// Those of the encoder.
+    pub fn text(&self) -> Result<String, prometheus::Error> {
+        prometheus::TextEncoder::new().encode_to_string(&self.registry.gather())
+    }
+}
+
+/// Name of a phase in metrics, JSON and logs.
+#[must_use]
+pub const fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Prepare => "prepare",
+        Phase::Transfer => "transfer",
+        Phase::Verify => "verify",
+        Phase::Pause => "pause",
+        Phase::Commit => "commit",
+        Phase::Resume => "resume",
+    }
+}
+
+fn opts(name: &str, help: &str) -> Opts {
+    Opts::new(format!("weightrefit_agent_{name}"), help)
+}
+
+fn register<T: Collector + Clone + 'static>(registry: &Registry, metric: T) -> Result<T, prometheus::Error> {
+    registry.register(Box::new(metric.clone()))?;
+    Ok(metric)
+}
+
+fn counters(r: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+    register(r, IntCounterVec::new(opts(name, help), labels)?)
+}
+
+fn gauge(r: &Registry, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
+    register(r, IntGauge::with_opts(opts(name, help))?)
+}
+
+fn gauges(r: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, prometheus::Error> {
+    register(r, IntGaugeVec::new(opts(name, help), labels)?)
+}
+
+fn histogram_opts(name: &str, help: &str) -> HistogramOpts {
+    HistogramOpts::from(opts(name, help)).buckets(SECONDS_BUCKETS.to_vec())
+}
+
+fn histogram(r: &Registry, name: &str, help: &str) -> Result<Histogram, prometheus::Error> {
+    register(r, Histogram::with_opts(histogram_opts(name, help))?)
+}
+
+fn histograms(r: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<HistogramVec, prometheus::Error> {
+    register(r, HistogramVec::new(histogram_opts(name, help), labels)?)
+}
