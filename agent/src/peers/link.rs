@@ -74,9 +74,7 @@ pub(super) async fn read(
         };
         let event = match next {
             Ok(None) => continue,
-            Ok(Some((header, message))) => {
-                PeerEvent::Message { key, header, message: Box::new(message) }
-            }
+            Ok(Some((header, message))) => PeerEvent::Message { key, header, message: Box::new(message) },
             Err(error) => {
                 tracing::warn!(peer = %key, error = %error, "peer refused");
                 break;

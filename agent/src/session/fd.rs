@@ -19,7 +19,8 @@ const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(FRAME_FDS_MAX));
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+    let fits = fds.len() <= FRAME_FDS_MAX;
+    if !fds.is_empty() && !(fits && control.push(SendAncillaryMessage::ScmRights(fds))) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one frame"));
     }
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
@@ -51,7 +52,11 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
             fds.extend(passed);
         }
     }
-    Ok(Received { bytes: message.bytes, fds, fds_lost: message.flags.contains(ReturnFlags::CTRUNC) })
+    // Padding may leave room for one more than asked for.
+    let surplus = fds.len() > FRAME_FDS_MAX;
+    fds.truncate(FRAME_FDS_MAX);
+    let fds_lost = surplus || message.flags.contains(ReturnFlags::CTRUNC);
+    Ok(Received { bytes: message.bytes, fds, fds_lost })
 }
 
 #[cfg(test)]
