@@ -7,8 +7,11 @@
 pub mod code;
 pub mod dtype;
 pub mod id;
+pub mod layout;
 pub mod limits;
 pub mod membership;
+pub mod model;
+pub mod nearest;
 pub mod plan;
 pub mod region;
 pub mod round;

@@ -33,3 +33,34 @@ const _: () = assert!(2 * LEADER_GRACE_MS < MEMBER_GRACE_MS && BUSY_RETRY_MS < R
 
 /// Longest world token: the launcher's restart id or 128 random bits as text.
 pub const WORLD_BYTES_MAX: usize = 64;
+
+/// Bytes of a layout document as text: the limit of a ConfigMap, where documents live.
+pub const DOCUMENT_BYTES_MAX: usize = 1 << 20;
+/// Rules of a document after prefix groups are expanded; the largest known document has 44.
+pub const RULES_MAX: usize = 4096;
+/// Entries of any other list or map of a document (alias, ignore, sizes, axes, stages).
+pub const ENTRIES_MAX: usize = 1 << 16;
+/// Bytes of one compiled regular expression: `\d+` alone takes a few KiB because it knows all scripts.
+pub const PATTERN_BYTES_MAX: usize = 256 << 10;
+/// Bytes of an expression, so that its depth (one call per open parenthesis) stays small as well.
+pub const EXPRESSION_BYTES_MAX: usize = 256;
+/// Ranks of one side: several times the largest training run known.
+pub const RANKS_MAX: u64 = 1 << 16;
+/// Tensors of a table: DeepSeek-V3 in FP8 has 91,991.
+pub const TENSORS_MAX: usize = 1 << 20;
+/// Bytes of the name of a tensor, HF or local.
+pub const TENSOR_NAME_BYTES_MAX: usize = 1024;
+/// Dims of an HF tensor: one fewer than a move can hold, because a local tensor may add a stacked axis.
+pub const HF_DIMS_MAX: usize = crate::plan::moves::DIMS_MAX - 1;
+/// Bytes of one tensor: byte offsets then fit `i64`, which files and CUDA use.
+pub const TENSOR_BYTES_MAX: u64 = i64::MAX as u64;
+/// Runs of one dim of one piece: a rotary order that moves every row of the largest head count needs 32,768.
+pub const RUNS_MAX: u64 = 1 << 20;
+/// Bytes of a safetensors header: the limit of the format's own library.
+pub const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// Layers of a model config.
+pub const LAYERS_MAX: u64 = 1 << 12;
+/// Routed experts of a model config.
+pub const EXPERTS_MAX: u64 = 1 << 14;
+
+const _: () = assert!(RANKS_MAX <= u32::MAX as u64 && TENSORS_MAX <= u32::MAX as usize);

@@ -1,0 +1,4 @@
+//! Tests of `core::layout` that read files.
+
+mod listing;
+mod reference;
