@@ -1,5 +1,7 @@
 //! Element types: names, sizes, and the casts that a transfer may imply.
 
+pub mod cast;
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -74,6 +74,13 @@ impl ContentSum {
         }
         Self(out)
     }
+
+    /// The digest of two disjoint parts together; order and grouping do not matter.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let (a, b) = (self.lanes(), other.lanes());
+        Self::from_lanes(std::array::from_fn(|lane| a[lane].wrapping_add(b[lane])))
+    }
 }
 
 impl fmt::Display for ContentSum {

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod code;
+pub mod digest;
 pub mod dtype;
 pub mod id;
 pub mod layout;
