@@ -1,0 +1,71 @@
+//! Copying between memory and chunks of wire bytes.
+
+use super::{Cursor, RankMemory, Span};
+use weightrefit_core::dtype::Cast;
+
+/// Bytes read at once before a cast: stays in the first-level cache together with what they become.
+const CAST_BYTES: usize = 8 << 10;
+
+/// Fills `chunk` with the wire bytes that come next, cast on the way, and returns how many. Less than the chunk
+/// only at the end, in front of a span that `stop` wants, or where less than an element that is cast has room.
+pub fn gather(
+    cursor: &mut Cursor<'_>,
+    memory: &RankMemory,
+    chunk: &mut [u8],
+    stop: impl Fn(&Span) -> bool,
+) -> usize {
+    let mut filled = 0;
+    let mut uncast = [0; CAST_BYTES];
+    while filled < chunk.len() {
+        let room = &mut chunk[filled..];
+        let Some(mut span) = cursor.span(room.len() as u64) else { break };
+        if stop(&span) {
+            break;
+        }
+        if let Some((from, to)) = span.cast.sizes() {
+            let wire_max = CAST_BYTES as u64 / from * to;
+            if span.wire_bytes > wire_max {
+                let Some(shorter) = cursor.span(wire_max) else { break };
+                span = shorter;
+            }
+            let bytes = (span.run * span.count) as usize;
+            let room = &mut room[..span.wire_bytes as usize];
+            read(memory, &span, &mut uncast[..bytes]);
+            span.cast.apply(&uncast[..bytes], room);
+        } else {
+            read(memory, &span, &mut room[..span.wire_bytes as usize]);
+        }
+        filled += span.wire_bytes as usize;
+        cursor.pass(&span);
+    }
+    filled
+}
+
+/// Writes the wire bytes that come next to memory.
+///
+/// # Panics
+/// Where `chunk` is longer than what is left.
+pub fn scatter(cursor: &mut Cursor<'_>, memory: &RankMemory, mut chunk: &[u8]) {
+    while !chunk.is_empty() {
+        let span = cursor.span(chunk.len() as u64).expect("a chunk ends where its stream ends");
+        debug_assert_eq!(span.cast, Cast::None);
+        let (now, rest) = chunk.split_at(span.wire_bytes as usize);
+        let mapping = memory.mapping(span.mapping);
+        if span.count == 1 {
+            mapping.write(span.offset, now);
+        } else {
+            mapping.write_rows(span.offset, span.stride, span.run as usize, now);
+        }
+        cursor.pass(&span);
+        chunk = rest;
+    }
+}
+
+fn read(memory: &RankMemory, span: &Span, out: &mut [u8]) {
+    let mapping = memory.mapping(span.mapping);
+    if span.count == 1 {
+        mapping.read(span.offset, out);
+    } else {
+        mapping.read_rows(span.offset, span.stride, span.run as usize, out);
+    }
+}
