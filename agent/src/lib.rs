@@ -2,8 +2,11 @@
 
 pub mod args;
 mod dial;
+pub mod executor;
 pub mod identity;
 pub mod limits;
+pub mod memory;
 pub mod peers;
 pub mod server;
 pub mod session;
+pub mod transport;

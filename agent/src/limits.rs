@@ -79,3 +79,48 @@ pub const STREAMS_PER_CONNECTION_MAX: u32 = 4;
 
 /// Events of peers, clients and bytes that wait for the round driver; a full queue slows their sources down.
 pub const EVENTS_MAX: usize = 1024;
+
+/// Bytes that a stream reads or writes at once, and the size of its only buffer: large enough that system calls
+/// do not count, small enough to stay in the second-level cache.
+pub const CHUNK_BYTES: usize = 256 << 10;
+
+/// Contiguous bytes from which a run goes straight between socket and tensor; below, a copy is cheaper than a
+/// slice of its own in the system call.
+pub const DIRECT_BYTES_MIN: u64 = 4 << 10;
+
+/// Streams of one pair: beyond this, more streams share the same link and cores.
+pub const STREAMS_MAX: u32 = 8;
+
+/// Bytes for which another stream is worth its connection and handshake.
+pub const STREAM_BYTES_MIN: u64 = 8 << 20;
+
+/// Threads that receive for one rank; each has one chunk. More streams than that wait their turn.
+pub const RECEIVE_THREADS_MAX: usize = 16;
+
+/// Streams served at once by one agent: threads and chunks (32 MiB) of the source side. More are told to come
+/// again.
+pub const SEND_STREAMS_MAX: usize = 128;
+
+/// Connections not yet admitted. When one more comes, the oldest goes, so a flood cannot lock others out for
+/// longer than a handshake takes.
+pub const HANDSHAKES_MAX: usize = 64;
+
+/// Time from accepting a connection to having read its first frame.
+pub const ADMISSION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time that a refused peer gets to read why.
+pub const PARTING_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// First frame of a stream: identities and digests are about 200 bytes.
+pub const STREAM_HEADER_BYTES_MAX: usize = 512;
+
+/// Waiting for one connection attempt; a stop during it takes up to this long.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Silence of a peer in the middle of a stream. Rounds have shorter deadlines; this one ends what they forgot.
+pub const STREAM_SILENCE_MAX: Duration = Duration::from_secs(120);
+
+/// First and longest wait before asking again a source that is not yet ready.
+pub const RETRY_WAIT_MIN: Duration = Duration::from_millis(5);
+/// See [`RETRY_WAIT_MIN`].
+pub const RETRY_WAIT_MAX: Duration = Duration::from_millis(200);

@@ -51,7 +51,7 @@ impl<'p> Cursor<'p> {
         let mut cursor =
             Self { program, copy, index: [0; DIMS_MAX], offset: 0, within: 0, left: end - start };
         if let Some(found) = program.copies.get(copy) {
-            let done = found.to_memory(start - found.wire);
+            let done = found.memory_of(start - found.wire);
             cursor.within = done % found.run;
             let mut runs = done / found.run;
             cursor.offset = found.base;
@@ -77,7 +77,7 @@ impl<'p> Cursor<'p> {
     #[must_use]
     pub fn span(&self, wire_max: u64) -> Option<Span> {
         let copy = self.current()?;
-        let memory_max = copy.to_memory(wire_max.min(self.left));
+        let memory_max = copy.memory_of(wire_max.min(self.left));
         let mut span = Span {
             mapping: copy.mapping,
             offset: self.offset + self.within,
@@ -94,7 +94,7 @@ impl<'p> Cursor<'p> {
         } else {
             span.run = (copy.run - self.within).min(memory_max);
         }
-        span.wire_bytes = copy.to_wire(span.run) * span.count;
+        span.wire_bytes = copy.wire_of(span.run) * span.count;
         (span.wire_bytes > 0).then_some(span)
     }
 

@@ -50,8 +50,9 @@ impl Program {
         destination: &[LocalTensor],
     ) -> Result<Self, ExecutorError> {
         Self::compile(moves, source, |found| {
-            let wire = destination.get(found.destination.0 as usize).ok_or_else(|| {
-                ExecutorError::UnknownLocal { index: found.destination.0, count: destination.len() }
+            let wire = destination.get(found.destination.0 as usize).ok_or(ExecutorError::UnknownLocal {
+                index: found.destination.0,
+                count: destination.len(),
             })?;
             let order = order(found);
             let end = End {
@@ -228,18 +229,18 @@ impl Copy {
     /// Bytes on the wire.
     pub(super) fn wire_bytes(&self) -> u64 {
         let runs: u64 = self.loops[..self.depth].iter().map(|each| each.count).product();
-        self.to_wire(self.run) * runs
+        self.wire_of(self.run) * runs
     }
 
     /// Wire bytes of `bytes` in memory.
     #[inline]
-    pub(super) fn to_wire(&self, bytes: u64) -> u64 {
+    pub(super) fn wire_of(&self, bytes: u64) -> u64 {
         self.cast.sizes().map_or(bytes, |(from, to)| bytes / from * to)
     }
 
     /// Bytes in memory of `bytes` on the wire; whole elements only, where they are cast.
     #[inline]
-    pub(super) fn to_memory(&self, bytes: u64) -> u64 {
+    pub(super) fn memory_of(&self, bytes: u64) -> u64 {
         self.cast.sizes().map_or(bytes, |(from, to)| bytes / to * from)
     }
 

@@ -1,0 +1,3 @@
+//! Ways to move the bytes of a round between two agents.
+
+pub mod tcp;
