@@ -50,6 +50,7 @@ impl Hash {
 
     /// One pair of a plan digest.
     pub(super) fn pair(&mut self, source: Endpoint, destination: Endpoint, digest: &Sha256) {
+        self.number(0); // Stage: all moves are direct.
         for endpoint in [source, destination] {
             let numbers = match endpoint {
                 Endpoint::Training { rank } => [0, 0, 0, rank.0],
