@@ -2,7 +2,10 @@
 
 mod by_hand;
 mod case;
+mod documents;
+mod pairs;
 mod reference;
+mod tables;
 
 use case::{Case, Chance, LAYOUT, random};
 use proptest::prelude::*;
