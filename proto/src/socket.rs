@@ -4,6 +4,7 @@
 //! descriptors ride as `SCM_RIGHTS` on the frame's first byte. The socket's directory mode and the peer's uid
 //! authenticate. `docs/agent-socket.md` has a byte-level example that a test replays.
 
+use crate::report::RoundReport;
 use serde::{Deserialize, Serialize};
 use weightrefit_core::code::Code;
 use weightrefit_core::dtype::DType;
@@ -107,16 +108,18 @@ pub enum AgentFrame {
     Staging { bytes: u64, tensors: Vec<StagedTensor> },
     /// Trainer: the buffer of `step` is the trainer's again.
     Released { step: i64, outcome: ReleaseKind },
+    /// Trainer: the publish of `step` was not taken; its buffer was never offered and is the trainer's.
+    PublishRefused { step: i64, code: Code, message: String, hint: String },
     /// Engine: stop at a step boundary; the agent writes nothing into live tensors.
     Pause { round: RoundKey, version: Version, writes: Writes },
     /// Engine: copy staging to the live tensors, empty caches, remember `version` as live.
     Commit { round: RoundKey, version: Version, copy: Copier },
-    /// Engine: serve `version`; `none` opens a cold engine with its own checkpoint.
-    Resume { round: RoundKey, version: Option<Version> },
+    /// Engine: serve `version`, and only if it is exactly what the live tensors hold.
+    Resume { round: RoundKey, version: Version },
     /// Engine: the round is off; a quiet engine serves on.
     Abort { round: RoundKey },
-    /// Driver: how the step ended. `report` is the round JSON of docs/cli.md.
-    Report { request: u64, report: serde_json::Value },
+    /// Driver: how the step ended, as far as it will.
+    Report { request: u64, report: Box<RoundReport> },
     /// Driver: the agent's view.
     Status { request: u64, status: serde_json::Value },
     /// Something was refused; the connection ends unless `request` is set.
