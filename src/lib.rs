@@ -1,7 +1,9 @@
-//! Root package of weightrefit: the resource, its offline resolution, and the command line.
+//! Root package of weightrefit: the resource, its offline resolution, membership, and the command line.
 
 #![forbid(unsafe_code)]
 
 pub mod api;
 pub mod cli;
+pub mod coordinator;
+pub mod identity;
 pub mod limits;

@@ -1,5 +1,7 @@
 //! Every bound of this package, with its reason.
 
+use std::time::Duration;
+
 /// Ranks of the training world or of one inference replica: planning is measured to 4,096 × 2,048 ranks, and
 /// one power of two above the largest leaves room without letting a typo allocate the machine away.
 pub const RANKS_MAX: i32 = 8_192;
@@ -40,5 +42,38 @@ pub const SAFETENSORS_HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// Shards that an index file may name: the largest published checkpoints have a few hundred.
 pub const WEIGHT_SHARDS_MAX: usize = 16_384;
+
+/// Connections that shake hands at once: a thundering herd of agents after a restart waits in the backlog.
+pub const HANDSHAKES_MAX: usize = 256;
+
+/// One TLS handshake: an agent whose CPU is throttled needs a second; a silent socket must not hold a place.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Pause after a failed accept, which is nearly always a lack of descriptors.
+pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// From an open stream to its first message.
+pub const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Pings on agents' connections: a node that vanished without a word is noticed within 20 s.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Silence after such a ping that ends the connection.
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Agents of one refit: the largest membership has this many ranks, each in a pod of its own.
+pub const AGENTS_MAX: usize = 16_384;
+
+/// Ranks of one pod: nodes have 8 or 16 accelerators; data parallel groups of one pod multiply that by a few.
+pub const CLAIMS_MAX: usize = 1_024;
+
+/// One message of an agent: the state of 1,024 ranks at some 300 bytes each, with room.
+pub const AGENT_MESSAGE_BYTES_MAX: usize = 1 << 20;
+
+/// Messages of all agents that wait for the hub; beyond it their streams wait.
+pub const HUB_INPUTS_MAX: usize = 1_024;
+
+/// Instructions that wait for one agent: there are three kinds, and a later Configure replaces an older one.
+pub const INSTRUCTIONS_MAX: usize = 16;
 
 const _: () = assert!(AXIS_SIZE_MAX <= RANKS_MAX && LABEL_MAX <= OBJECT_NAME_MAX);

@@ -1,0 +1,341 @@
+//! The one task that owns the roster: streams feed it, it records epochs and sends them out.
+
+use super::record::EpochRecord;
+use super::service::Service;
+use super::tls::{self, Tls, TlsError};
+use super::wire;
+use crate::identity::{Authority, Tokens};
+use crate::limits;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use weightrefit_core::code::Code;
+use weightrefit_core::id::{Epoch, Incarnation};
+use weightrefit_core::membership::roster::{Cause, Joining, Recorded, Roster, Spec, Standing};
+use weightrefit_core::membership::{Membership, Seat};
+use weightrefit_proto::v1;
+use weightrefit_proto::v1::instruction::Kind;
+
+/// What a coordinator must know of its refit.
+pub struct Settings {
+    /// namespace/name.
+    pub refit: String,
+    /// UID of the resource.
+    pub refit_uid: String,
+    /// Sizes.
+    pub spec: Spec,
+    /// JSON of the resolved refit, as every agent gets it.
+    pub resolved: Vec<u8>,
+}
+
+/// What the coordinator knows.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// The membership in force.
+    pub membership: Option<Arc<Membership>>,
+    /// Why it is in force.
+    pub cause: Option<Cause>,
+    /// Whether one can be made, and which seats lack an agent.
+    pub standing: Standing,
+    /// Agents with an open stream.
+    pub agents: BTreeMap<Incarnation, AgentView>,
+    /// JSON of the round that ended last.
+    pub last_round: Option<String>,
+}
+
+/// What one agent has said.
+#[derive(Debug, Clone, Default)]
+pub struct AgentView {
+    /// UID of its pod.
+    pub pod_uid: String,
+    /// Ranks that it hosts.
+    pub seats: Vec<Seat>,
+    /// Newest epoch that it has accepted.
+    pub accepted: Option<Epoch>,
+    /// Why it refused the newest one, where it did.
+    pub refused: Option<v1::Fault>,
+    /// What its clients do.
+    pub state: v1::State,
+}
+
+impl View {
+    /// Whether every agent has accepted the membership in force and a fitting client owns every rank.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let Some(membership) = &self.membership else { return false };
+        membership.members().iter().all(|member| {
+            let Some(agent) = self.agents.get(&member.incarnation) else { return false };
+            let owned = |rank: &v1::RankState| {
+                rank.registered
+                    && rank.claim.as_ref().and_then(|claim| wire::seat(claim).ok()).as_ref()
+                        == Some(&member.seat)
+            };
+            agent.accepted == Some(membership.epoch()) && agent.state.ranks.iter().any(owned)
+        })
+    }
+}
+
+/// A running coordinator; it ends when this is dropped.
+pub struct Coordinator {
+    address: SocketAddr,
+    view: watch::Receiver<View>,
+    inputs: mpsc::Sender<Input>,
+    tasks: Vec<AbortHandle>,
+}
+
+/// From the streams to the hub.
+pub(super) enum Input {
+    /// A stream says who it is.
+    Join {
+        session: u64,
+        joining: Joining,
+        instructions: Instructions,
+        answer: oneshot::Sender<Result<(), v1::Fault>>,
+    },
+    /// And what happens there.
+    Heard { session: u64, message: v1::agent_message::Kind },
+    /// It ended.
+    Left { session: u64 },
+    /// From the owner of the coordinator, to all agents.
+    Tell(Kind),
+}
+
+pub(super) type Instructions = mpsc::Sender<Result<v1::Instruction, tonic::Status>>;
+
+impl Coordinator {
+    /// Serves on `listener` until dropped.
+    pub fn start(
+        listener: TcpListener,
+        authority: Arc<Authority>,
+        tokens: Arc<Tokens>,
+        settings: Settings,
+        record: impl EpochRecord,
+    ) -> Result<Self, TlsError> {
+        let tls = Tls::new(&authority)?;
+        let address = listener.local_addr().unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
+        let (inputs, queue) = mpsc::channel(limits::HUB_INPUTS_MAX);
+        let roster = Roster::new(settings.refit_uid.clone(), settings.spec.clone(), record.recorded());
+        let first = View {
+            membership: None,
+            cause: None,
+            standing: roster.standing(),
+            agents: BTreeMap::new(),
+            last_round: None,
+        };
+        let (publish, view) = watch::channel(first);
+        let service = Service::new(settings.refit.clone(), authority, tokens, inputs.clone());
+        let (accepted, connections) = mpsc::channel(limits::HANDSHAKES_MAX);
+        let server = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
+            .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
+            .serve_with_incoming(service.into_server(), ReceiverStream::new(connections));
+        let hub = Hub {
+            roster,
+            record,
+            resolved: settings.resolved,
+            sessions: BTreeMap::new(),
+            publish,
+            start: Instant::now(),
+        };
+        let tasks = vec![
+            tokio::spawn(tls::accept(listener, tls, accepted)).abort_handle(),
+            tokio::spawn(server).abort_handle(),
+            tokio::spawn(hub.run(queue)).abort_handle(),
+        ];
+        Ok(Self { address, view, inputs, tasks })
+    }
+
+    /// Where agents dial.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What the coordinator knows, whenever it changes.
+    #[must_use]
+    pub fn view(&self) -> watch::Receiver<View> {
+        self.view.clone()
+    }
+
+    /// Tells all agents to leave: they finish what must be finished.
+    pub async fn drain(&self) {
+        self.tell(Kind::Drain(v1::Drain {})).await;
+    }
+
+    /// Ends the round in progress, if it still can be ended.
+    pub async fn cancel(&self) {
+        self.tell(Kind::Cancel(v1::Cancel {})).await;
+    }
+
+    async fn tell(&self, kind: Kind) {
+        // The hub ends only with the coordinator.
+        let _ = self.inputs.send(Input::Tell(kind)).await;
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+struct Session {
+    incarnation: Incarnation,
+    instructions: Instructions,
+}
+
+struct Hub<R> {
+    roster: Roster,
+    record: R,
+    resolved: Vec<u8>,
+    sessions: BTreeMap<u64, Session>,
+    publish: watch::Sender<View>,
+    start: Instant,
+}
+
+impl<R: EpochRecord> Hub<R> {
+    async fn run(mut self, mut queue: mpsc::Receiver<Input>) {
+        loop {
+            let wait = Duration::from_millis(self.roster.next_deadline_ms().saturating_sub(self.now_ms()));
+            let idle = wait.is_zero();
+            tokio::select! {
+                input = queue.recv() => match input {
+                    Some(input) => self.handle(input),
+                    None => return,
+                },
+                () = tokio::time::sleep(wait), if !idle => {}
+            }
+            self.advance().await;
+            let standing = self.roster.standing();
+            self.publish
+                .send_if_modified(|view| std::mem::replace(&mut view.standing, standing.clone()) != standing);
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn handle(&mut self, input: Input) {
+        match input {
+            Input::Join { session, joining, instructions, answer } => {
+                let joined = self.join(session, joining, instructions);
+                // A stream that broke meanwhile says so with `Left`.
+                let _ = answer.send(joined);
+            }
+            Input::Heard { session, message } => self.heard(session, message),
+            Input::Left { session } => self.leave(session),
+            Input::Tell(kind) => {
+                let sessions: Vec<u64> = self.sessions.keys().copied().collect();
+                sessions.into_iter().for_each(|session| self.instruct(session, kind.clone()));
+            }
+        }
+    }
+
+    fn join(&mut self, session: u64, joining: Joining, instructions: Instructions) -> Result<(), v1::Fault> {
+        if self.sessions.len() >= limits::AGENTS_MAX {
+            return Err(wire::fault(
+                Code::Busy,
+                format!("{} agents are connected already", self.sessions.len()),
+            ));
+        }
+        let incarnation = joining.incarnation;
+        let (pod_uid, seats) = (joining.pod_uid.clone(), joining.seats.clone());
+        self.roster
+            .join(self.now_ms(), joining)
+            .map_err(|error| wire::fault(error.code(), error.to_string()))?;
+        // A process that the new one replaces, or an older stream of this one, has nothing more to say.
+        let roster = &self.roster;
+        self.sessions.retain(|_, old| {
+            old.incarnation != incarnation && roster.agents().contains_key(&old.incarnation)
+        });
+        self.sessions.insert(session, Session { incarnation, instructions });
+        self.publish.send_modify(|view| {
+            view.agents.retain(|other, _| roster.agents().contains_key(other));
+            let agent = AgentView { pod_uid, seats, ..AgentView::default() };
+            view.agents.insert(incarnation, agent);
+        });
+        if let Some(current) = self.roster.current().cloned()
+            && current.members().iter().any(|member| member.incarnation == incarnation)
+        {
+            self.configure(session, &current);
+        }
+        Ok(())
+    }
+
+    fn heard(&mut self, session: u64, message: v1::agent_message::Kind) {
+        use v1::agent_message::Kind as Message;
+        let Some(incarnation) = self.sessions.get(&session).map(|session| session.incarnation) else {
+            return;
+        };
+        if let Message::State(state) = &message {
+            self.roster.hear(Epoch(state.epoch_seen), state.run_seen);
+        }
+        self.publish.send_modify(|view| {
+            let Some(agent) = view.agents.get_mut(&incarnation) else { return };
+            match message {
+                Message::State(state) => agent.state = state,
+                Message::Accepted(accepted) if accepted.refused.is_some() => {
+                    tracing::warn!(pod = agent.pod_uid, fault = ?accepted.refused, "membership refused");
+                    agent.refused = accepted.refused;
+                }
+                Message::Accepted(accepted) => {
+                    agent.accepted = Some(Epoch(accepted.epoch));
+                    agent.refused = None;
+                }
+                Message::RoundEnded(round) => view.last_round = Some(round.json),
+                Message::Joining(_) => tracing::warn!(pod = agent.pod_uid, "joined twice on one stream"),
+            }
+        });
+    }
+
+    fn leave(&mut self, session: u64) {
+        let Some(gone) = self.sessions.remove(&session) else { return };
+        self.roster.depart(gone.incarnation);
+        self.publish.send_modify(|view| drop(view.agents.remove(&gone.incarnation)));
+    }
+
+    /// Brings the next membership into force, if there is one (C1).
+    async fn advance(&mut self) {
+        let round_open = self.publish.borrow().agents.values().any(|agent| agent.state.round_open);
+        let next = match self.roster.next(self.now_ms(), round_open) {
+            Ok(Some(next)) => next,
+            Ok(None) => return,
+            Err(error) => return tracing::error!(%error, "agents present make no membership"),
+        };
+        let membership = next.membership;
+        if let Some(cause) = next.cause {
+            let (epoch, digest, run_floor) =
+                (membership.epoch(), membership.digest(), membership.run_floor());
+            if let Err(error) = self.record.record(Recorded { epoch, digest, run_floor }, cause).await {
+                return tracing::error!(%error, "no new epoch");
+            }
+            tracing::info!(%epoch, ?cause, members = membership.members().len(), "new epoch");
+        }
+        self.roster.enact(Arc::clone(&membership));
+        self.publish.send_modify(|view| {
+            view.membership = Some(Arc::clone(&membership));
+            view.cause = next.cause;
+        });
+        let sessions: Vec<u64> = self.sessions.keys().copied().collect();
+        sessions.into_iter().for_each(|session| self.configure(session, &membership));
+    }
+
+    fn configure(&mut self, session: u64, membership: &Membership) {
+        let membership = serde_json::to_vec(membership).expect("a membership has only text keys");
+        self.instruct(session, Kind::Configure(v1::Configure { membership, refit: self.resolved.clone() }));
+    }
+
+    /// An agent that does not read its few instructions is as good as gone; it joins again when it recovers.
+    fn instruct(&mut self, session: u64, kind: Kind) {
+        let Some(to) = self.sessions.get(&session) else { return };
+        if to.instructions.try_send(Ok(v1::Instruction { kind: Some(kind) })).is_err() {
+            self.leave(session);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Agents over real connections, as far as the coordinator can tell.
+
+use super::{Coordinator, InMemory, Settings};
+use crate::identity::{Authority, SERVER_NAME, Tokens};
+use hyper_util::rt::TokioIo;
+use rcgen::{CertificateParams, KeyPair};
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status, Streaming};
+use weightrefit_core::id::Rank;
+use weightrefit_core::membership::roster::{Cause, PoolSpec, Spec, Standing};
+use weightrefit_core::membership::{Membership, Seat};
+use weightrefit_proto::v1;
+use weightrefit_proto::v1::agent_message::Kind;
+use weightrefit_proto::v1::coordinator_client::CoordinatorClient;
+use weightrefit_proto::v1::instruction;
+
+struct World {
+    authority: Arc<Authority>,
+    tokens: Arc<Tokens>,
+    coordinator: Coordinator,
+}
+
+impl World {
+    async fn new() -> Self {
+        let authority = Arc::new(Authority::generate().unwrap());
+        let tokens = Arc::new(Tokens::default());
+        let pools = vec![PoolSpec { name: "default".into(), ranks_per_replica: 1, min_replicas: 1 }];
+        let settings = Settings {
+            refit: "rl/tiny".into(),
+            refit_uid: "uid".into(),
+            spec: Spec { generation: 1, training_ranks: 1, pools },
+            resolved: b"{}".to_vec(),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let parts = (Arc::clone(&authority), Arc::clone(&tokens));
+        let coordinator =
+            Coordinator::start(listener, parts.0, parts.1, settings, InMemory::default()).unwrap();
+        Self { authority, tokens, coordinator }
+    }
+
+    /// Enrols with a fresh token and joins.
+    async fn agent(&self, pod: &str, incarnation: u8, seat: v1::Claim) -> Agent {
+        let mut agent = Agent::new(self, pod);
+        let token = self.tokens.issue(pod).unwrap();
+        agent.enrol(&token).await.unwrap();
+        agent.join(incarnation, seat).await.unwrap();
+        agent
+    }
+}
+
+struct Agent {
+    address: SocketAddr,
+    roots: RootCertStore,
+    pod: String,
+    key: KeyPair,
+    chain: Vec<CertificateDer<'static>>,
+    stream: Option<(mpsc::Sender<v1::AgentMessage>, Streaming<v1::Instruction>)>,
+}
+
+impl Agent {
+    fn new(world: &World, pod: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let own = CertificateParams::default().self_signed(&key).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(world.authority.certificate().clone()).unwrap();
+        let (address, chain) = (world.coordinator.address(), vec![own.der().clone()]);
+        Self { address, roots, pod: pod.into(), key, chain, stream: None }
+    }
+
+    async fn client(&self) -> CoordinatorClient<Channel> {
+        let key = PrivatePkcs8KeyDer::from(self.key.serialize_der());
+        let mut config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(self.roots.clone())
+            .with_client_auth_cert(self.chain.clone(), key.into())
+            .unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let (config, address) = (Arc::new(config), self.address);
+        let connect = move |_: tonic::codegen::http::Uri| {
+            let config = Arc::clone(&config);
+            async move {
+                let stream = TcpStream::connect(address).await?;
+                let name = ServerName::try_from(SERVER_NAME).unwrap();
+                let stream = tokio_rustls::TlsConnector::from(config).connect(name, stream).await?;
+                Ok::<_, std::io::Error>(TokioIo::new(stream))
+            }
+        };
+        let endpoint = Endpoint::from_static("http://coordinator");
+        CoordinatorClient::new(endpoint.connect_with_connector(tower::service_fn(connect)).await.unwrap())
+    }
+
+    async fn enrol(&mut self, token: &str) -> Result<(), Status> {
+        let request = CertificateParams::default().serialize_request(&self.key).unwrap();
+        let (token, csr_der, pod_uid) = (token.to_owned(), request.der().to_vec(), self.pod.clone());
+        let answer =
+            self.client().await.enrol(v1::EnrolRequest { token, csr_der, pod_uid }).await?.into_inner();
+        self.chain = answer.certificate_chain_der.into_iter().map(CertificateDer::from).collect();
+        Ok(())
+    }
+
+    async fn join(&mut self, incarnation: u8, claim: v1::Claim) -> Result<(), Status> {
+        let (messages, outgoing) = mpsc::channel(4);
+        let joining = v1::Joining {
+            refit: "rl/tiny".into(),
+            pod_uid: self.pod.clone(),
+            incarnation: vec![incarnation; 16],
+            claims: vec![claim],
+            round_addresses: vec!["127.0.0.1:1".into()],
+            byte_addresses: vec!["127.0.0.1:2".into()],
+            protocol_min: 1,
+            protocol_max: 1,
+            ..Default::default()
+        };
+        messages.send(v1::AgentMessage { kind: Some(Kind::Joining(joining)) }).await.unwrap();
+        let instructions = self.client().await.join(ReceiverStream::new(outgoing)).await?.into_inner();
+        self.stream = Some((messages, instructions));
+        Ok(())
+    }
+
+    async fn instruction(&mut self) -> Option<instruction::Kind> {
+        self.stream.as_mut().unwrap().1.message().await.ok().flatten().and_then(|message| message.kind)
+    }
+
+    async fn membership(&mut self) -> Membership {
+        match self.instruction().await {
+            Some(instruction::Kind::Configure(configure)) => {
+                serde_json::from_slice(&configure.membership).unwrap()
+            }
+            other => panic!("{other:?} where a membership was due"),
+        }
+    }
+
+    async fn refusal(&mut self) -> String {
+        match self.instruction().await {
+            Some(instruction::Kind::Refused(fault)) => fault.code,
+            other => panic!("{other:?} where a refusal was due"),
+        }
+    }
+}
+
+fn training(rank: u32) -> v1::Claim {
+    v1::Claim { side: "training".into(), rank, ..Default::default() }
+}
+
+fn inference(replica: &str) -> v1::Claim {
+    v1::Claim { side: "inference".into(), pool: "default".into(), replica: replica.into(), rank: 0 }
+}
+
+#[tokio::test]
+async fn agents_that_are_all_there_get_the_same_membership() {
+    let world = World::new().await;
+    let mut trainer = world.agent("trainer-0", 1, training(0)).await;
+    let mut view = world.coordinator.view();
+    let missing =
+        |standing: &Standing| matches!(standing, Standing::Forming { missing } if missing.len() == 1);
+    view.wait_for(|view| missing(&view.standing)).await.unwrap();
+    let mut engine = world.agent("engine-0", 2, inference("a")).await;
+    let membership = trainer.membership().await;
+    assert_eq!(engine.membership().await, membership);
+    assert_eq!((membership.epoch().0, membership.members().len()), (1, 2));
+    assert_eq!(membership.members()[0].seat, Seat::Training { rank: Rank(0) });
+    let view = view.wait_for(|view| view.membership.is_some()).await.unwrap();
+    assert_eq!((view.cause, view.is_ready()), (Some(Cause::Created), false));
+}
+
+#[tokio::test]
+async fn a_replaced_training_agent_makes_a_new_epoch() {
+    let world = World::new().await;
+    let trainer = world.agent("trainer-0", 1, training(0)).await;
+    let mut engine = world.agent("engine-0", 2, inference("a")).await;
+    let first = engine.membership().await;
+    drop(trainer);
+    let mut successor = world.agent("trainer-0", 3, training(0)).await;
+    let second = successor.membership().await;
+    assert_eq!(engine.membership().await, second);
+    assert_eq!((first.epoch().0, second.epoch().0), (1, 2));
+    assert_ne!(first.digest(), second.digest());
+}
+
+#[tokio::test]
+async fn nobody_joins_without_a_certificate_of_the_authority() {
+    let world = World::new().await;
+    let mut stranger = Agent::new(&world, "trainer-0");
+    assert_eq!(stranger.join(1, training(0)).await.unwrap_err().code(), Code::Unauthenticated);
+    let other = Authority::generate().unwrap();
+    let request = CertificateParams::default().serialize_request(&stranger.key).unwrap();
+    stranger.chain = other.sign(request.der(), "trainer-0").unwrap();
+    assert_eq!(stranger.join(1, training(0)).await.unwrap_err().code(), Code::Unauthenticated);
+}
+
+#[tokio::test]
+async fn a_token_enrols_one_pod_once() {
+    let world = World::new().await;
+    let token = world.tokens.issue("trainer-0").unwrap();
+    let mut other = Agent::new(&world, "trainer-1");
+    assert_eq!(other.enrol(&token).await.unwrap_err().code(), Code::Unauthenticated);
+    let mut agent = Agent::new(&world, "trainer-0");
+    agent.enrol(&token).await.unwrap();
+    assert_eq!(agent.enrol(&token).await.unwrap_err().code(), Code::Unauthenticated);
+}
+
+#[tokio::test]
+async fn an_agent_speaks_for_its_own_pod_and_free_seats_only() {
+    let world = World::new().await;
+    let _holder = world.agent("trainer-0", 1, training(0)).await;
+    let mut second = world.agent("trainer-1", 2, training(0)).await;
+    assert_eq!(second.refusal().await, "DuplicateRank");
+    let mut outside = world.agent("trainer-2", 3, training(7)).await;
+    assert_eq!(outside.refusal().await, "Unsupported");
+    let mut liar = Agent::new(&world, "trainer-3");
+    liar.enrol(&world.tokens.issue("trainer-3").unwrap()).await.unwrap();
+    liar.pod = "trainer-0".into();
+    liar.join(4, training(0)).await.unwrap();
+    assert_eq!(liar.refusal().await, "Unauthenticated");
+    assert_eq!(world.coordinator.view().borrow().agents.len(), 1);
+}

@@ -1,0 +1,202 @@
+//! The coordinator's listener. Any client may connect and enrol; who shows a certificate of our authority is the
+//! pod that it names. Before it has enrolled an agent shows one that it made itself, which names nobody.
+
+use crate::identity::{Authority, IdentityError, pod_of_certificate};
+use crate::limits;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme};
+use sha2::Digest;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tonic::transport::server::Connected;
+use weightrefit_core::id::Sha256;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// The listener cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// No certificate of our own.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The TLS library refuses the settings.
+    #[error("cannot set up TLS: {0}")]
+    Rustls(#[from] rustls::Error),
+    /// The TLS library refuses the authority.
+    #[error("cannot trust the own authority: {0}")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
+}
+
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Peer {
+    /// UID of the pod, where its certificate is ours.
+    pub(super) pod: Option<String>,
+    /// Hash of the public key that the connection proved.
+    pub(super) key: Option<Sha256>,
+}
+
+/// One accepted connection.
+pub(super) struct Connection {
+    stream: TlsStream<TcpStream>,
+    peer: Peer,
+}
+
+/// Accepts and shakes hands, each connection by itself, so that a slow one delays nobody.
+pub(super) async fn accept(listener: TcpListener, tls: Tls, accepted: mpsc::Sender<io::Result<Connection>>) {
+    let connections = Arc::new(Semaphore::new(limits::HANDSHAKES_MAX));
+    loop {
+        let permit = Arc::clone(&connections).acquire_owned().await.expect("the semaphore is never closed");
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, most likely; others end before it gets better.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(limits::ACCEPT_RETRY).await;
+                continue;
+            }
+        };
+        let (tls, accepted) = (tls.clone(), accepted.clone());
+        tokio::spawn(async move {
+            let shaken = tokio::time::timeout(limits::HANDSHAKE_TIMEOUT, tls.shake(stream)).await;
+            drop(permit);
+            match shaken {
+                Ok(Ok(connection)) => drop(accepted.send(Ok(connection)).await),
+                Ok(Err(error)) => tracing::debug!(%error, "handshake failed"),
+                Err(_) => tracing::debug!("handshake took too long"),
+            }
+        });
+    }
+}
+
+/// TLS settings of the coordinator.
+#[derive(Clone)]
+pub(super) struct Tls {
+    acceptor: TlsAcceptor,
+    authority: Arc<dyn ClientCertVerifier>,
+}
+
+impl Tls {
+    pub(super) fn new(authority: &Authority) -> Result<Self, TlsError> {
+        let provider = Arc::new(default_provider());
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.certificate().clone())?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build()?;
+        let server = authority.server()?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_client_cert_verifier(Arc::new(AnyClient(Arc::clone(&verifier))))
+            .with_single_cert(server.chain, server.key)?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.send_tls13_tickets = 0;
+        Ok(Self { acceptor: Arc::new(config).into(), authority: verifier })
+    }
+
+    async fn shake(&self, stream: TcpStream) -> io::Result<Connection> {
+        stream.set_nodelay(true)?;
+        let stream = self.acceptor.accept(stream).await?;
+        let peer = self.peer(stream.get_ref().1.peer_certificates().unwrap_or_default());
+        Ok(Connection { stream, peer })
+    }
+
+    fn peer(&self, chain: &[CertificateDer<'_>]) -> Peer {
+        let [leaf, intermediates @ ..] = chain else { return Peer { pod: None, key: None } };
+        let ours = self.authority.verify_client_cert(leaf, intermediates, UnixTime::now()).is_ok();
+        let pod = if ours { pod_of_certificate(leaf).ok() } else { None };
+        Peer { pod, key: key_of(leaf) }
+    }
+}
+
+/// SHA-256 of the public key (SubjectPublicKeyInfo, DER).
+fn key_of(certificate: &CertificateDer<'_>) -> Option<Sha256> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    Some(Sha256(sha2::Sha256::digest(certificate.public_key().raw).into()))
+}
+
+/// Lets everybody in who owns the key of the certificate shown; whose it is, is decided afterwards.
+#[derive(Debug)]
+struct AnyClient(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for AnyClient {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,80 @@
+//! From what agents send to what the roster and the views take, with every bound checked.
+
+use crate::limits;
+use weightrefit_core::code::Code;
+use weightrefit_core::id::{Epoch, Incarnation, Rank, Sha256};
+use weightrefit_core::membership::Seat;
+use weightrefit_core::membership::roster::Joining;
+use weightrefit_proto::v1;
+
+/// Protocol that this coordinator speaks.
+const PROTOCOL: u32 = 1;
+
+/// Why a join is refused, as the agent is told.
+pub(super) fn fault(code: Code, message: impl Into<String>) -> v1::Fault {
+    v1::Fault { code: code.name().to_owned(), message: message.into(), hint: code.remedy().to_owned() }
+}
+
+/// Checks a `joining` against what the connection proved (C2).
+pub(super) fn joining(
+    refit: &str,
+    pod: &str,
+    key: Sha256,
+    message: v1::Joining,
+) -> Result<Joining, v1::Fault> {
+    if message.pod_uid != pod {
+        let text = format!("certificate names pod {pod}, the claim pod {}", shown(&message.pod_uid));
+        return Err(fault(Code::Unauthenticated, text));
+    }
+    if message.refit != refit {
+        let text =
+            format!("pod {pod} claims refit {}, this is the coordinator of {refit}", shown(&message.refit));
+        return Err(fault(Code::Unauthorized, text));
+    }
+    if !(message.protocol_min..=message.protocol_max).contains(&PROTOCOL) {
+        let (min, max) = (message.protocol_min, message.protocol_max);
+        let text = format!(
+            "agent {} of pod {pod} speaks protocols {min} to {max}, not {PROTOCOL}",
+            shown(&message.agent_version)
+        );
+        return Err(fault(Code::VersionSkew, text));
+    }
+    let bytes: [u8; 16] = message.incarnation.as_slice().try_into().map_err(|_| {
+        fault(Code::Unsupported, format!("incarnation of {} bytes, 16 are needed", message.incarnation.len()))
+    })?;
+    if message.claims.is_empty() || message.claims.len() > limits::CLAIMS_MAX {
+        let text = format!(
+            "pod {pod} claims {} ranks, 1 to {} are possible",
+            message.claims.len(),
+            limits::CLAIMS_MAX
+        );
+        return Err(fault(Code::Unsupported, text));
+    }
+    Ok(Joining {
+        incarnation: Incarnation(u128::from_be_bytes(bytes)),
+        pod_uid: message.pod_uid,
+        key,
+        seats: message.claims.iter().map(seat).collect::<Result<_, _>>()?,
+        round_addresses: message.round_addresses,
+        byte_addresses: message.byte_addresses,
+        epoch_seen: Epoch(message.epoch_seen),
+        run_seen: message.run_seen,
+    })
+}
+
+/// The seat of a claim.
+pub(super) fn seat(claim: &v1::Claim) -> Result<Seat, v1::Fault> {
+    let rank = Rank(claim.rank);
+    match claim.side.as_str() {
+        "training" => Ok(Seat::Training { rank }),
+        "inference" => Ok(Seat::Inference { pool: claim.pool.clone(), replica: claim.replica.clone(), rank }),
+        side => {
+            Err(fault(Code::Unsupported, format!("side `{}` is neither training nor inference", shown(side))))
+        }
+    }
+}
+
+/// Text of a peer, short enough for a message.
+fn shown(text: &str) -> String {
+    text.chars().take(80).collect()
+}

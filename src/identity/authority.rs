@@ -1,0 +1,210 @@
+//! Certificate authority in memory: lives as long as its coordinator, never touches a disk.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CertifiedIssuer, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, SanType,
+};
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use std::time::{Duration, SystemTime};
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// Name in the coordinator's own certificate; agents ask for it whatever address they dial.
+pub const SERVER_NAME: &str = "coordinator.weightrefit.dev";
+
+/// Scheme and authority of the URI that names a pod in its certificate.
+const POD_URI: &str = "weightrefit://pod/";
+
+/// How long an agent's certificate lasts. It is renewed at a third, so two renewals may fail.
+const LEAF_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long the authority and the coordinator's own certificate last: longer than any process that holds them.
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// Clocks of pods may be behind by this much.
+const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
+
+/// Longest pod UID: Kubernetes' are 36 characters, those of a local run name a side and an ordinal.
+const POD_UID_BYTES_MAX: usize = 128;
+
+/// Longest request: a key of a curve and a signature take some 200 bytes.
+const REQUEST_BYTES_MAX: usize = 4096;
+
+/// Why a certificate was not made or not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The signing request is malformed or its signature does not prove possession of its key.
+    #[error("certificate request of {bytes} bytes is refused: {reason}")]
+    Request {
+        /// Length of the request.
+        bytes: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Not a pod UID that can stand in a URI.
+    #[error("pod uid `{0}` is not 1 to {POD_UID_BYTES_MAX} letters, digits, `-`, `_` and `.`")]
+    PodUid(String),
+    /// The certificate names no pod.
+    #[error("certificate names no pod")]
+    NoPod,
+    /// Key generation or signing failed.
+    #[error("cannot make a certificate: {0}")]
+    Signing(#[from] rcgen::Error),
+}
+
+/// Signs agents' keys and the coordinator's own.
+pub struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// Certificate and key of the coordinator.
+pub struct ServerIdentity {
+    /// Leaf first.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Its private key.
+    pub key: PrivateKeyDer<'static>,
+}
+
+impl Authority {
+    /// A new authority with a key of its own.
+    pub fn generate() -> Result<Self, IdentityError> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = name("weightrefit");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        valid_for(&mut params, AUTHORITY_LIFETIME);
+        Ok(Self { issuer: CertifiedIssuer::self_signed(params, KeyPair::generate()?)? })
+    }
+
+    /// The certificate that agents and the coordinator trust, DER.
+    #[must_use]
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        self.issuer.der()
+    }
+
+    /// The same as PEM, for the file that agents are given.
+    #[must_use]
+    pub fn certificate_pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// A certificate for the coordinator, valid for [`SERVER_NAME`].
+    pub fn server(&self) -> Result<ServerIdentity, IdentityError> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new([SERVER_NAME.to_owned()])?;
+        params.distinguished_name = name(SERVER_NAME);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        valid_for(&mut params, AUTHORITY_LIFETIME);
+        let leaf = params.signed_by(&key, &self.issuer)?;
+        let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+        Ok(ServerIdentity { chain: vec![leaf.der().clone(), self.certificate().clone()], key: key.into() })
+    }
+
+    /// Signs the key of a request for one pod, for 24 hours. The request's own signature must prove possession of
+    /// its key; names and usages that it asks for are ignored. Leaf first.
+    pub fn sign(&self, request: &[u8], pod_uid: &str) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+        check_pod_uid(pod_uid)?;
+        let refused = |reason: String| IdentityError::Request { bytes: request.len(), reason };
+        if request.len() > REQUEST_BYTES_MAX {
+            return Err(refused(format!("longer than the {REQUEST_BYTES_MAX} bytes allowed")));
+        }
+        let parsed = CertificateSigningRequestParams::from_der(&CertificateSigningRequestDer::from(request))
+            .map_err(|error| refused(error.to_string()))?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = name(pod_uid);
+        params.subject_alt_names = vec![SanType::URI(format!("{POD_URI}{pod_uid}").try_into()?)];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+        valid_for(&mut params, LEAF_LIFETIME);
+        let leaf = params.signed_by(&parsed.public_key, &self.issuer)?;
+        Ok(vec![leaf.der().clone(), self.certificate().clone()])
+    }
+}
+
+/// The pod UID that a certificate names, which the caller has already checked against its authority.
+pub fn pod_of_certificate(der: &[u8]) -> Result<String, IdentityError> {
+    let (_, certificate) = X509Certificate::from_der(der).map_err(|_| IdentityError::NoPod)?;
+    let names = certificate.subject_alternative_name().ok().flatten().ok_or(IdentityError::NoPod)?;
+    let uid = match names.value.general_names.as_slice() {
+        [GeneralName::URI(uri)] => uri.strip_prefix(POD_URI),
+        _ => None,
+    };
+    let uid = uid.ok_or(IdentityError::NoPod)?;
+    check_pod_uid(uid)?;
+    Ok(uid.to_owned())
+}
+
+fn check_pod_uid(uid: &str) -> Result<(), IdentityError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if uid.is_empty() || uid.len() > POD_UID_BYTES_MAX || !uid.bytes().all(plain) {
+        return Err(IdentityError::PodUid(uid.chars().take(POD_UID_BYTES_MAX).collect()));
+    }
+    Ok(())
+}
+
+fn name(common_name: &str) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::CommonName, common_name);
+    name
+}
+
+fn valid_for(params: &mut CertificateParams, lifetime: Duration) {
+    let now = SystemTime::now();
+    params.not_before = (now - CLOCK_SKEW).into();
+    params.not_after = (now + lifetime).into();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(key: &KeyPair) -> Vec<u8> {
+        CertificateParams::default().serialize_request(key).unwrap().der().to_vec()
+    }
+
+    #[test]
+    fn a_signed_certificate_names_the_pod_of_the_token_and_carries_the_requested_key() {
+        let authority = Authority::generate().unwrap();
+        let key = KeyPair::generate().unwrap();
+        let chain = authority.sign(&request(&key), "training-0").unwrap();
+        assert_eq!(pod_of_certificate(&chain[0]).unwrap(), "training-0");
+        let (_, leaf) = X509Certificate::from_der(&chain[0]).unwrap();
+        assert_eq!(leaf.public_key().subject_public_key.data.as_ref(), key.public_key_raw());
+        let (_, issuer) = X509Certificate::from_der(authority.certificate()).unwrap();
+        leaf.verify_signature(Some(issuer.public_key())).unwrap();
+        let lifetime = leaf.validity().not_after.timestamp() - leaf.validity().not_before.timestamp();
+        assert_eq!(lifetime as u64, (LEAF_LIFETIME + CLOCK_SKEW).as_secs());
+    }
+
+    #[test]
+    fn a_request_that_does_not_prove_possession_of_its_key_is_refused() {
+        let authority = Authority::generate().unwrap();
+        let mut der = request(&KeyPair::generate().unwrap());
+        let last = der.len() - 1;
+        der[last] ^= 1;
+        assert!(matches!(authority.sign(&der, "training-0"), Err(IdentityError::Request { .. })));
+        assert!(matches!(
+            authority.sign(&[0; 5000], "training-0"),
+            Err(IdentityError::Request { bytes: 5000, .. })
+        ));
+        assert!(matches!(authority.sign(b"", "training-0"), Err(IdentityError::Request { bytes: 0, .. })));
+    }
+
+    #[test]
+    fn a_pod_uid_that_would_change_the_uri_is_refused() {
+        let authority = Authority::generate().unwrap();
+        let der = request(&KeyPair::generate().unwrap());
+        for uid in ["", "a/b", "a b", "a?b", "å", &"x".repeat(129)] {
+            assert!(matches!(authority.sign(&der, uid), Err(IdentityError::PodUid(_))), "{uid}");
+        }
+    }
+
+    #[test]
+    fn the_coordinators_own_certificate_names_no_pod() {
+        let server = Authority::generate().unwrap().server().unwrap();
+        assert!(matches!(pod_of_certificate(&server.chain[0]), Err(IdentityError::NoPod)));
+        assert!(matches!(pod_of_certificate(b"garbage"), Err(IdentityError::NoPod)));
+    }
+}
