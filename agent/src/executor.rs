@@ -11,6 +11,7 @@
 
 mod copy;
 mod cursor;
+mod digest;
 mod placement;
 mod program;
 #[cfg(test)]
@@ -18,6 +19,7 @@ mod testing;
 
 pub use copy::{gather, scatter};
 pub use cursor::{Cursor, Span};
+pub use digest::DigestProgram;
 pub use placement::{Place, Placements, RankMemory};
 pub use program::Program;
 

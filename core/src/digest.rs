@@ -10,10 +10,15 @@
 //!
 //! It finds faults, not forgery.
 
+pub mod classes;
 pub mod keys;
+pub mod ledger;
+mod overlap;
 pub mod rows;
 
+pub use classes::{Classes, DigestBox, LedgerError, Part};
 pub use keys::ColumnKeys;
+pub use ledger::{Ledger, Unverified};
 pub use rows::{DigestError, Geometry, RowDigest};
 
 /// Lanes of a digest.

@@ -3,6 +3,7 @@
 use super::ExecutorError;
 use crate::memory::Mapping;
 use std::sync::Arc;
+use weightrefit_core::plan::moves::DIMS_MAX;
 use weightrefit_core::region::LocalTensor;
 
 /// Staging puts tensors at multiples of this: a cache line, and enough for every vector unit and for DMA.
@@ -117,10 +118,20 @@ impl RankMemory {
     }
 }
 
-/// Bytes of a local tensor.
+/// Bytes of a local tensor. Its strides fit in u64 too, even where an extent of 0 makes the bytes 0.
 pub(super) fn bytes_of(local: &LocalTensor) -> Result<u64, ExecutorError> {
-    let bytes = local.shape.iter().try_fold(local.dtype.size(), |bytes, dim| bytes.checked_mul(*dim));
-    bytes.ok_or_else(|| too_large(local))
+    let strides = local.shape.iter().try_fold(local.dtype.size(), |all, dim| all.checked_mul((*dim).max(1)));
+    let bytes = strides.ok_or_else(|| too_large(local))?;
+    Ok(if local.shape.contains(&0) { 0 } else { bytes })
+}
+
+/// Bytes between neighbours of each dim of a row-major tensor, which fits in u64 (`Placements`).
+pub(super) fn strides(shape: &[u64], element: u64) -> [u64; DIMS_MAX] {
+    let mut out = [element; DIMS_MAX];
+    for dim in (0..shape.len().min(DIMS_MAX).saturating_sub(1)).rev() {
+        out[dim] = out[dim + 1] * shape[dim + 1].max(1);
+    }
+    out
 }
 
 fn too_large(local: &LocalTensor) -> ExecutorError {

@@ -1,5 +1,6 @@
 //! Compiling a pair's moves for one of its ends.
 
+use super::placement::strides;
 use super::{ExecutorError, Placements};
 use std::sync::Arc;
 use weightrefit_core::dtype::{Cast, DType};
@@ -165,11 +166,7 @@ impl End<'_> {
         if self.start.len() != local.shape.len() || local.shape.len() > DIMS_MAX {
             return Err(outside());
         }
-        // Bytes between neighbours of each local dim; the whole tensor fits in u64 (`Placements`).
-        let mut strides = [element; DIMS_MAX];
-        for dim in (0..local.shape.len().saturating_sub(1)).rev() {
-            strides[dim] = strides[dim + 1] * local.shape[dim + 1].max(1);
-        }
+        let strides = strides(&local.shape, element);
         let mut copy = Copy {
             wire,
             mapping: place.mapping,
