@@ -20,6 +20,15 @@ pub struct Version {
     pub sum: ContentSum,
 }
 
+impl Version {
+    /// All but `sum`, in order of significance: what trainer and pools have in common, and how versions are
+    /// ordered.
+    #[must_use]
+    pub fn name(&self) -> (u64, i64, Epoch) {
+        (self.run, self.step, self.origin)
+    }
+}
+
 /// Rounds are ordered by `(epoch, round)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct RoundKey {
