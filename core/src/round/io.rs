@@ -262,11 +262,12 @@ pub enum Effect {
         slot: Slot,
         round: RoundKey,
     },
-    /// `released{step, outcome}`: nothing reads the buffer any more, it is the trainer's again. Without a
-    /// client the memory is let go.
+    /// `released{step, outcome}`: nothing reads the buffer any more, it is the trainer's again. A client of
+    /// another world is not meant: then, and without a client, the memory is only let go.
     Released {
         slot: Slot,
         step: i64,
+        world: Arc<str>,
         outcome: ReleaseOutcome,
     },
     /// The publish cannot be taken; the buffer was never offered.

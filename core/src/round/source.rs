@@ -157,7 +157,7 @@ impl Source {
             && (*step_returned, world_returned) == (step, &world)
         {
             let outcome = *outcome;
-            return ctx.effect(Effect::Released { slot: self.slot, step, outcome });
+            return ctx.effect(Effect::Released { slot: self.slot, step, world, outcome });
         }
         let code = match &self.publication {
             Some(publication) if same(publication) && publication.release.is_none() => return,
@@ -446,9 +446,10 @@ impl Source {
             && let Some(outcome) = publication.release
         {
             let step = publication.step;
-            self.returned = Some((publication.world, step, outcome));
+            let world = publication.world;
+            self.returned = Some((world.clone(), step, outcome));
             self.resend_at = None;
-            ctx.effect(Effect::Released { slot: self.slot, step, outcome });
+            ctx.effect(Effect::Released { slot: self.slot, step, world, outcome });
             ctx.event(Event::Publication { slot: self.slot, step: None });
             if let Some((step, world)) = self.next.take() {
                 self.publish(ctx, step, world);
