@@ -3,11 +3,10 @@
 //! There are no environment variables besides `RUST_LOG`: a pod spec expands `$(NAME)` in arguments itself.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::str::FromStr;
 use weightrefit_core::id::Rank;
+use weightrefit_core::membership::Seat;
 
 /// Moves exactly the missing weight bytes between the ranks of this pod and those of others.
 #[derive(Debug, Parser)]
@@ -53,8 +52,8 @@ pub struct AgentArgs {
     #[arg(long, value_name = "UID")]
     pub pod_uid: String,
     /// A rank that this pod hosts: `training/RANK` or `inference/POOL/REPLICA/RANK`. Repeat for several.
-    #[arg(long = "claim", value_name = "CLAIM", required = true)]
-    pub claims: Vec<Claim>,
+    #[arg(long = "claim", value_name = "CLAIM", required = true, value_parser = parse_claim)]
+    pub claims: Vec<Seat>,
     /// Where trainer, engine and driver connect. The directory is made with mode 0700 where it is missing.
     #[arg(long, value_name = "PATH")]
     pub socket: PathBuf,
@@ -81,25 +80,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// A rank that a pod says it hosts.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Claim {
-    /// A training rank.
-    Training {
-        /// Which.
-        rank: Rank,
-    },
-    /// A rank of an inference replica.
-    Inference {
-        /// Pool of the refit.
-        pool: String,
-        /// Replica inside the pool; may contain slashes.
-        replica: String,
-        /// Rank inside the replica.
-        rank: Rank,
-    },
-}
-
 /// The text is not a claim.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("claim `{text}` is neither `training/RANK` nor `inference/POOL/REPLICA/RANK`")]
@@ -107,38 +87,28 @@ pub struct ClaimError {
     text: String,
 }
 
-impl FromStr for Claim {
-    type Err = ClaimError;
-    fn from_str(text: &str) -> Result<Self, ClaimError> {
-        let parsed = match text.split_once('/') {
-            Some(("training", rank)) => rank.parse().ok().map(|rank| Self::Training { rank: Rank(rank) }),
-            Some(("inference", rest)) => inference_claim(rest),
-            _ => None,
-        };
-        parsed.ok_or_else(|| ClaimError { text: text.chars().take(200).collect() })
-    }
+/// Reads a claim: the seat as it is displayed.
+pub fn parse_claim(text: &str) -> Result<Seat, ClaimError> {
+    let parsed = match text.split_once('/') {
+        Some(("training", rank)) => rank.parse().ok().map(|rank| Seat::Training { rank: Rank(rank) }),
+        Some(("inference", rest)) => inference_claim(rest),
+        _ => None,
+    };
+    parsed.ok_or_else(|| ClaimError { text: text.chars().take(200).collect() })
 }
 
-fn inference_claim(rest: &str) -> Option<Claim> {
+fn inference_claim(rest: &str) -> Option<Seat> {
     let (pool, rest) = rest.split_once('/')?;
+    // A replica's name may contain slashes; pools and ranks have none.
     let (replica, rank) = rest.rsplit_once('/')?;
     if pool.is_empty() || replica.is_empty() {
         return None;
     }
-    Some(Claim::Inference {
+    Some(Seat::Inference {
         pool: pool.to_owned(),
         replica: replica.to_owned(),
         rank: Rank(rank.parse().ok()?),
     })
-}
-
-impl fmt::Display for Claim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Training { rank } => write!(f, "training/{rank}"),
-            Self::Inference { pool, replica, rank } => write!(f, "inference/{pool}/{replica}/{rank}"),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -148,9 +118,9 @@ mod tests {
     #[test]
     fn claims_read_as_they_are_written() {
         for text in ["training/0", "training/31", "inference/default/vllm-0/3", "inference/a/b/c/7"] {
-            assert_eq!(text.parse::<Claim>().expect(text).to_string(), text);
+            assert_eq!(parse_claim(text).expect(text).to_string(), text);
         }
-        let Ok(Claim::Inference { pool, replica, rank }) = "inference/a/b/c/7".parse() else { panic!() };
+        let Ok(Seat::Inference { pool, replica, rank }) = parse_claim("inference/a/b/c/7") else { panic!() };
         assert_eq!((pool.as_str(), replica.as_str(), rank), ("a", "b/c", Rank(7)));
     }
 
@@ -169,7 +139,7 @@ mod tests {
             "serving/0",
             "training/4294967296",
         ] {
-            assert!(text.parse::<Claim>().is_err(), "{text}");
+            assert!(parse_claim(text).is_err(), "{text}");
         }
     }
 

@@ -7,7 +7,6 @@
 use crate::identity::{EnrolError, Enrolment, Identity};
 use crate::limits;
 use crate::planned::{Planned, PlannedError};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -132,8 +131,7 @@ async fn stream_once(
     renew_at: Instant,
 ) -> anyhow::Result<()> {
     let channel = enrolment.dial(identity).await?;
-    let mut client =
-        CoordinatorClient::new(channel).max_decoding_message_size(limits::INSTRUCTION_BYTES_MAX);
+    let mut client = CoordinatorClient::new(channel).max_decoding_message_size(limits::INSTRUCTION_BYTES_MAX);
     let (outgoing, queue) = mpsc::channel(limits::COORDINATOR_MESSAGES_MAX);
     let state = line.state.borrow_and_update().clone();
     outgoing.send(say(Kind::Joining(joining(enrolment, joiner, &state)))).await?;
@@ -162,7 +160,8 @@ async fn converse(
             upward = line.upward.recv() => {
                 let Some(upward) = upward else { return Ok(()) };
                 // What happened before comes before: a round's last state, then its end.
-                outgoing.send(say(Kind::State(line.state.borrow_and_update().clone()))).await?;
+                let state = line.state.borrow_and_update().clone();
+                outgoing.send(say(Kind::State(state))).await?;
                 outgoing.send(say(match upward {
                     Upward::Accepted(accepted) => Kind::Accepted(accepted),
                     Upward::RoundEnded(json) => Kind::RoundEnded(v1::RoundEnded { json }),
@@ -174,7 +173,8 @@ async fn converse(
             }
             () = sleep_until(report_at), if changed => {
                 changed = false;
-                outgoing.send(say(Kind::State(line.state.borrow_and_update().clone()))).await?;
+                let state = line.state.borrow_and_update().clone();
+                outgoing.send(say(Kind::State(state))).await?;
                 report_at = Instant::now() + limits::STATE_INTERVAL_MIN;
             }
             () = sleep_until(renew_at) => return Ok(()),
@@ -191,6 +191,7 @@ async fn follow(
     let order = match instruction.kind {
         None => return Ok(()),
         Some(Instructed::Configure(configure)) => {
+            let epoch = configure.epoch;
             let (incarnation, seats) = (joiner.incarnation, joiner.seats.clone());
             let planned = tokio::task::spawn_blocking(move || {
                 Planned::new(&configure.membership, &configure.refit, incarnation, &seats)
@@ -199,7 +200,7 @@ async fn follow(
                 Ok(planned) => Control::Configure(Box::new(planned)),
                 Err(error) => {
                     tracing::warn!(code = %error.code(), error = %error, "configuration refused");
-                    outgoing.send(say(Kind::Accepted(refused(&error)))).await?;
+                    outgoing.send(say(Kind::Accepted(refused(epoch, &error)))).await?;
                     return Ok(());
                 }
             }
@@ -215,12 +216,8 @@ async fn follow(
     Ok(())
 }
 
-fn refused(error: &PlannedError) -> v1::Accepted {
-    v1::Accepted {
-        epoch: error.epoch().map_or(0, |epoch| epoch.0),
-        refused: Some(fault(error.code(), error.to_string())),
-        ..v1::Accepted::default()
-    }
+fn refused(epoch: u64, error: &PlannedError) -> v1::Accepted {
+    v1::Accepted { epoch, refused: Some(fault(error.code(), error.to_string())), ..v1::Accepted::default() }
 }
 
 /// A fault with the remedy of its code.

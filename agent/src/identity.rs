@@ -10,6 +10,7 @@
 mod enrol;
 mod pin;
 
+pub(crate) use enrol::read_bounded;
 pub use enrol::{EnrolError, Enrolment, Token, TrustBundle};
 pub use pin::{Pins, key_of};
 
@@ -171,6 +172,6 @@ pub fn draw_incarnation() -> Result<Incarnation, IdentityError> {
     Ok(Incarnation(u128::from_be_bytes(bytes)))
 }
 
-fn sha256(bytes: &[u8]) -> Sha256 {
+pub(crate) fn sha256(bytes: &[u8]) -> Sha256 {
     Sha256(Hasher::digest(bytes).into())
 }

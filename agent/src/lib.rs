@@ -1,12 +1,18 @@
 //! The per-pod agent of weightrefit: rounds, byte transfer, verification, metrics.
 
 pub mod args;
+pub mod coordinator;
 mod dial;
 pub mod executor;
 pub mod identity;
 pub mod limits;
 pub mod memory;
+pub mod metrics;
 pub mod peers;
+pub mod planned;
+pub mod readiness;
+pub mod rounds;
 pub mod server;
 pub mod session;
+pub mod start;
 pub mod transport;

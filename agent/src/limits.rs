@@ -124,3 +124,54 @@ pub const STREAM_SILENCE_MAX: Duration = Duration::from_secs(120);
 pub const RETRY_WAIT_MIN: Duration = Duration::from_millis(5);
 /// See [`RETRY_WAIT_MIN`].
 pub const RETRY_WAIT_MAX: Duration = Duration::from_millis(200);
+
+/// The round driver turns at least once a second; this much later something is wrong with it.
+pub const DRIVER_SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Between attempts to reach the coordinator: rounds do not need it, so there is no hurry, but joins do.
+pub const COORDINATOR_PAUSE_MIN: Duration = Duration::from_millis(100);
+
+/// Longest pause between attempts; with 10,000 agents the coordinator sees 2,000 a second at worst.
+pub const COORDINATOR_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Membership and refit of one epoch: 4,096 members of 300 bytes, tables of 60,000 tensors of 200.
+pub const INSTRUCTION_BYTES_MAX: usize = 64 << 20;
+
+/// Messages to the coordinator that wait for the network; states are coalesced before.
+pub const COORDINATOR_MESSAGES_MAX: usize = 16;
+
+/// Between two states told to the coordinator.
+pub const STATE_INTERVAL_MIN: Duration = Duration::from_millis(250);
+
+/// How long a second client of a rank waits before it is refused: when an engine restarts, its new connection
+/// may be seen before the end of the old one.
+pub const DUPLICATE_GRACE: Duration = Duration::from_millis(500);
+
+/// Steps that one driver may wait for at once: it awaits one, and a loop that pipelines awaits two.
+pub const WAITERS_PER_DRIVER_MAX: usize = 16;
+
+/// Longest wait for a step: longer than any round, shorter than a forgotten driver.
+pub const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Ended steps that are remembered for drivers that ask late.
+pub const STEPS_REMEMBERED: usize = 64;
+
+/// The round driver looks at clients, waiters and gauges this often; deadlines of rounds have their own timer.
+pub const DRIVER_TICK: Duration = Duration::from_millis(250);
+const _: () = assert!(DRIVER_SILENCE_MAX.as_millis() > 10 * DRIVER_TICK.as_millis());
+
+/// A drain that takes longer than a commit may is given up; the kernel closes and unmaps what is left.
+pub const DRAIN_MAX: Duration = Duration::from_secs(60);
+
+/// Streams of one pair: enough to fill a fast link, few enough for fair sharing among pairs.
+pub const STREAMS_PER_PAIR: u32 = 4;
+const _: () = assert!(STREAMS_PER_PAIR <= STREAMS_MAX);
+
+/// Threads for control: it is idle most of the time, and one may be busy with a large message.
+pub const CONTROL_THREADS: usize = 2;
+
+/// After the drain, threads that still block get this long.
+pub const SHUTDOWN_MAX: Duration = Duration::from_secs(2);
+
+/// Threads of one digest: memory bandwidth is the limit beyond a few, and other ranks digest at the same time.
+pub const DIGEST_THREADS_MAX: usize = 8;

@@ -1,8 +1,25 @@
 //! Only parses and calls.
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use std::io::Write;
+use std::process::ExitCode;
 use weightrefit_agent::args::Cli;
+use weightrefit_agent::start;
 
-fn main() {
-    let _ = Cli::parse();
+fn main() -> ExitCode {
+    let Cli { agent, role } = Cli::parse();
+    match (role, agent) {
+        (Some(role), _) => match role {},
+        (None, Some(args)) => match start::run(args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                // Nothing is left to do where stderr is closed.
+                let _ = writeln!(std::io::stderr(), "{}: {error}\nhint: {}", error.code(), error.hint());
+                ExitCode::from(1)
+            }
+        },
+        (None, None) => {
+            Cli::command().error(clap::error::ErrorKind::MissingRequiredArgument, "no flags given").exit()
+        }
+    }
 }

@@ -8,8 +8,8 @@ pub use http::{MetricsError, MetricsServer};
 
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
 };
 use weightrefit_core::code::Code;
 use weightrefit_core::round::io::Phase;
@@ -78,25 +78,69 @@ impl Metrics {
     pub fn new() -> Result<Self, prometheus::Error> {
         let r = Registry::new();
         let metrics = Self {
-            rounds: counters(&r, "rounds_total", "Rounds led, by outcome and reason.", &["outcome", "reason"])?,
+            rounds: counters(
+                &r,
+                "rounds_total",
+                "Rounds led, by outcome and reason.",
+                &["outcome", "reason"],
+            )?,
             phase_seconds: histograms(&r, "phase_seconds", "Phases of the rounds led.", &["phase"])?,
             sent_bytes: counters(&r, "sent_bytes_total", "Bytes sent and acknowledged.", &["transport"])?,
             received_bytes: counters(&r, "received_bytes_total", "Bytes accepted.", &["transport"])?,
-            skipped_bytes: counters(&r, "skipped_bytes_total", "Planned bytes that needed not move.", &["transport"])?,
-            minimum_bytes: counters(&r, "minimum_bytes_total", "Least bytes that the rounds received could need.", &["transport"])?,
+            skipped_bytes: counters(
+                &r,
+                "skipped_bytes_total",
+                "Planned bytes that needed not move.",
+                &["transport"],
+            )?,
+            minimum_bytes: counters(
+                &r,
+                "minimum_bytes_total",
+                "Least bytes that the rounds received could need.",
+                &["transport"],
+            )?,
             published_step: gauge(&r, "published_step", "Step that the trainer ranks of this agent offer.")?,
             committed_step: gauge(&r, "committed_step", "Step that the engines of this agent hold.")?,
-            lag_steps: gauge(&r, "lag_steps", "Leader: steps from the newest committed to the newest publication.")?,
-            lag_seconds: register(&r, Gauge::with_opts(opts("lag_seconds", "Leader: age of a publication not yet committed."))?)?,
+            lag_steps: gauge(
+                &r,
+                "lag_steps",
+                "Leader: steps from the newest committed to the newest publication.",
+            )?,
+            lag_seconds: register(
+                &r,
+                Gauge::with_opts(opts("lag_seconds", "Leader: age of a publication not yet committed."))?,
+            )?,
             engine_paused_seconds: histogram(&r, "engine_paused_seconds", "From pause to serving again.")?,
             publication_held_seconds: histogram(&r, "publication_held_seconds", "From publish to release.")?,
             staging_bytes: gauge(&r, "staging_bytes", "Staging memory held.")?,
-            digest_mismatches: register(&r, IntCounter::with_opts(opts("digest_mismatches_total", "Leader: digests that differed from the publication."))?)?,
-            peer_refusals: counters(&r, "peer_refusals_total", "Peers, streams and messages refused.", &["code"])?,
-            client_refusals: counters(&r, "client_refusals_total", "Clients of the agent socket refused.", &["code"])?,
+            digest_mismatches: register(
+                &r,
+                IntCounter::with_opts(opts(
+                    "digest_mismatches_total",
+                    "Leader: digests that differed from the publication.",
+                ))?,
+            )?,
+            peer_refusals: counters(
+                &r,
+                "peer_refusals_total",
+                "Peers, streams and messages refused.",
+                &["code"],
+            )?,
+            client_refusals: counters(
+                &r,
+                "client_refusals_total",
+                "Clients of the agent socket refused.",
+                &["code"],
+            )?,
             clients: gauges(&r, "clients", "Connected clients of the agent socket.", &["role"])?,
             peers: gauge(&r, "peers", "Agents with an open stream.")?,
-            peer_messages_dropped: register(&r, IntCounter::with_opts(opts("peer_messages_dropped_total", "Messages that found no stream or a full one."))?)?,
+            peer_messages_dropped: register(
+                &r,
+                IntCounter::with_opts(opts(
+                    "peer_messages_dropped_total",
+                    "Messages that found no stream or a full one.",
+                ))?,
+            )?,
             queue_depth: gauges(&r, "queue_depth", "Events waiting for the round driver.", &["queue"])?,
             queue_limit: gauges(&r, "queue_limit", "Events that may wait.", &["queue"])?,
             epoch: gauge(&r, "epoch", "Epoch of the accepted membership.")?,
@@ -148,7 +192,12 @@ fn register<T: Collector + Clone + 'static>(registry: &Registry, metric: T) -> R
     Ok(metric)
 }
 
-fn counters(r: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+fn counters(
+    r: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+) -> Result<IntCounterVec, prometheus::Error> {
     register(r, IntCounterVec::new(opts(name, help), labels)?)
 }
 
@@ -168,6 +217,11 @@ fn histogram(r: &Registry, name: &str, help: &str) -> Result<Histogram, promethe
     register(r, Histogram::with_opts(histogram_opts(name, help))?)
 }
 
-fn histograms(r: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<HistogramVec, prometheus::Error> {
+fn histograms(
+    r: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+) -> Result<HistogramVec, prometheus::Error> {
     register(r, HistogramVec::new(histogram_opts(name, help), labels)?)
 }

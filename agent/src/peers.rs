@@ -164,6 +164,12 @@ impl Peers {
         }
     }
 
+    /// Agents with a link.
+    #[must_use]
+    pub fn reachable(&self) -> usize {
+        self.senders.len()
+    }
+
     /// Sends on the newest link to `key` that takes it; links that take nothing are ended (P2). False when the
     /// message went nowhere.
     pub fn send(&mut self, key: Sha256, header: &Header, message: &Message) -> bool {

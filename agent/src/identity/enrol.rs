@@ -165,3 +165,18 @@ fn check(identity: &Identity, leaf: Option<&CertificateDer<'_>>) -> Result<Durat
     let left = end.checked_sub(now).ok_or(EnrolError::Certificate("has expired already"))?;
     Ok(Duration::from_secs(left / 3).max(limits::RENEWAL_INTERVAL_MIN))
 }
+
+impl EnrolError {
+    /// Whether trying again cannot help: the coordinator has looked at the token and said no, or what was given
+    /// to this process once is no good.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::Refused(status) => {
+                matches!(status.code(), tonic::Code::Unauthenticated | tonic::Code::PermissionDenied)
+            }
+            Self::TrustBundle(_) | Self::Read { .. } | Self::Connect { .. } => false,
+            Self::Identity(_) | Self::Certificate(_) => true,
+        }
+    }
+}

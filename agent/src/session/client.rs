@@ -4,9 +4,10 @@ use super::frame::{self, WireError};
 use super::registration::{Pages, Registration, RegistrationError};
 use crate::limits;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::Incarnation;
@@ -63,7 +64,10 @@ type Outgoing = (AgentFrame, Vec<OwnedFd>);
 
 /// Frames on their way to one client. While a clone of it lives, the socket stays open.
 #[derive(Debug, Clone)]
-pub struct Outbox(mpsc::Sender<Outgoing>);
+pub struct Outbox {
+    frames: mpsc::Sender<Outgoing>,
+    end: Arc<Notify>,
+}
 
 /// The client does not read: its queue is full, or its socket broke.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,7 +77,12 @@ pub struct Stuck;
 impl Outbox {
     /// Queues a frame; never waits.
     pub fn send(&self, frame: AgentFrame, fds: Vec<OwnedFd>) -> Result<(), Stuck> {
-        self.0.try_send((frame, fds)).map_err(|_| Stuck)
+        self.frames.try_send((frame, fds)).map_err(|_| Stuck)
+    }
+
+    /// Stops listening to the client; `Gone` follows, and the end of the stream after the last clone is dropped.
+    pub fn end(&self) {
+        self.end.notify_one();
     }
 }
 
@@ -120,8 +129,12 @@ pub(super) async fn serve(client: ClientId, stream: UnixStream, events: mpsc::Se
     let (mut read, write) = stream.into_split();
     let (outgoing, queue) = mpsc::channel(limits::OUTBOX_FRAMES_MAX);
     let writer = tokio::spawn(write_all(write, queue));
-    let outbox = Outbox(outgoing);
-    let refusal = converse(client, &mut read, &outbox, &events).await.err();
+    let end = Arc::new(Notify::new());
+    let outbox = Outbox { frames: outgoing, end: Arc::clone(&end) };
+    let refusal = tokio::select! {
+        result = converse(client, &mut read, &outbox, &events) => result.err(),
+        () = end.notified() => None,
+    };
     let told = refusal.as_ref().and_then(Refusal::told);
     if let Some(refusal) = &refusal {
         tracing::warn!(client = client.0, error = %refusal, "client refused");

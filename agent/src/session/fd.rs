@@ -19,9 +19,12 @@ const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(FRAME_FDS_MAX));
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fits = fds.len() <= FRAME_FDS_MAX;
-    if !fds.is_empty() && !(fits && control.push(SendAncillaryMessage::ScmRights(fds))) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one frame"));
+    let too_many = || io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one frame");
+    if fds.len() > FRAME_FDS_MAX {
+        return Err(too_many());
+    }
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(too_many());
     }
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }

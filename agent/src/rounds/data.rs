@@ -1,0 +1,379 @@
+//! The data plane as the round driver uses it: staging and receivers of destinations, publications and senders of
+//! sources, each under its slot. Whatever blocks runs on threads of its own and comes back as an event.
+//!
+//! Invariants:
+//! - B1: an event of a task that was stopped, or of an older one, is dropped: the node hears of a task only
+//!   while it wants to.
+//! - B2: "joined" is said after the threads are over and no digest reads the memory.
+//! - B3: memory of a slot is replaced or let go only when nothing runs on it.
+
+use super::source::Source;
+use super::staging::Staging;
+use crate::executor::{DigestProgram, RankMemory};
+use crate::limits;
+use crate::planned::{Planned, Task};
+use crate::transport::tcp::{ByteServer, Receivers, Security, SendEvent, Senders, TransferError, receive};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, spawn_blocking};
+use weightrefit_core::code::Code;
+use weightrefit_core::id::{Epoch, MemberId};
+use weightrefit_core::round::io::{Input, Slot};
+use weightrefit_core::round::message::{ClassSums, RoundKey};
+
+/// Number of a task, so that what an older one says is told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ticket(u64);
+
+/// What tasks report.
+#[derive(Debug)]
+pub(super) enum DataEvent {
+    /// Staging was made, or could not be.
+    Opened { slot: Slot, round: RoundKey, result: Result<Staging, (Code, String)> },
+    /// Receivers are done or failed.
+    Received { slot: Slot, ticket: Ticket, result: Result<u64, TransferError> },
+    /// Senders of one replica are done or failed.
+    Sent { slot: Slot, ticket: Ticket, event: SendEvent },
+    /// Staging is sealed and digested.
+    Digested { slot: Slot, ticket: Ticket, sums: ClassSums },
+    /// The publication is digested.
+    PublicationDigested { slot: Slot, step: i64, epoch: Epoch, sums: ClassSums },
+    /// Receivers and digest are over.
+    ReceiversJoined { slot: Slot, round: RoundKey },
+    /// Senders to one replica are over.
+    SendersJoined { slot: Slot, round: RoundKey, replica: u32 },
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    staging: Option<Staging>,
+    opening: Option<RoundKey>,
+    receiving: Option<(RoundKey, Ticket, Receivers)>,
+    digesting: Option<Digesting>,
+    source: Option<Arc<Source>>,
+    sending: BTreeMap<(RoundKey, u32), (Ticket, Senders)>,
+}
+
+/// A digest of staging on its way.
+#[derive(Debug)]
+struct Digesting {
+    round: RoundKey,
+    ticket: Ticket,
+    task: JoinHandle<()>,
+    stop: Arc<AtomicBool>,
+}
+
+/// All slots.
+pub(super) struct Data {
+    server: ByteServer,
+    security: Security,
+    places: Vec<Place>,
+    plan: Option<Arc<Planned>>,
+    // Unbounded, since the threads of the byte path must not wait; a task sends a handful of events, and how
+    // many tasks there are is bounded by slots and replicas.
+    events: mpsc::UnboundedSender<DataEvent>,
+    next_ticket: u64,
+}
+
+impl Data {
+    pub(super) fn new(
+        server: ByteServer,
+        security: Security,
+        slots: usize,
+        events: mpsc::UnboundedSender<DataEvent>,
+    ) -> Self {
+        let places = (0..slots).map(|_| Place::default()).collect();
+        Self { server, security, places, plan: None, events, next_ticket: 0 }
+    }
+
+    /// A membership took effect; nothing of an older one runs any more.
+    pub(super) fn configure(&mut self, plan: Arc<Planned>) {
+        self.server.configure(Some(Arc::clone(&plan.peers)));
+        for (place, slot) in self.places.iter_mut().zip(&plan.slots) {
+            if let Some(staging) = &place.staging
+                && staging.layout() != slot.layout
+            {
+                place.staging = None;
+            }
+        }
+        self.plan = Some(plan);
+    }
+
+    /// The trainer's memory, mapped.
+    pub(super) fn adopt(&mut self, slot: Slot, source: Arc<Source>) {
+        if let Some(place) = self.place(slot) {
+            place.source = Some(source);
+        }
+    }
+
+    /// The trainer's memory, as it was adopted.
+    pub(super) fn source(&self, slot: Slot) -> Option<&Arc<Source>> {
+        self.places.get(slot.0 as usize)?.source.as_ref()
+    }
+
+    /// Unmaps the trainer's memory; the node says when nothing reads it.
+    pub(super) fn let_go(&mut self, slot: Slot) {
+        if let Some(place) = self.place(slot) {
+            place.source = None;
+        }
+    }
+
+    /// Staging of a slot, for the engine.
+    pub(super) fn staging(&mut self, slot: Slot) -> Option<&mut Staging> {
+        self.place(slot)?.staging.as_mut()
+    }
+
+    /// Bytes of all staging held.
+    pub(super) fn staging_bytes(&self) -> u64 {
+        self.places.iter().filter_map(|place| place.staging.as_ref()).map(Staging::bytes).sum()
+    }
+
+    /// Bytes of the current round of a slot so far.
+    pub(super) fn progress(&self, slot: Slot) -> u64 {
+        let Some(place) = self.places.get(slot.0 as usize) else { return 0 };
+        let received = place.receiving.as_ref().map_or(0, |(_, _, receivers)| receivers.received());
+        let sent: u64 = place.sending.values().map(|(_, senders)| senders.sent()).sum();
+        received + sent
+    }
+
+    /// Streams that the byte server refused so far, by code.
+    pub(super) fn refusals(&self) -> BTreeMap<Code, u64> {
+        self.server.refusals()
+    }
+
+    pub(super) fn open_staging(&mut self, slot: Slot, round: RoundKey) -> Option<Input> {
+        let planned = self.plan.clone()?;
+        let plan = planned.slots.get(slot.0 as usize)?;
+        let Task::Receive(receiving) = &plan.task else {
+            return Some(Input::StagingFailed { slot, round, code: Code::Unsupported });
+        };
+        let place = self.places.get_mut(slot.0 as usize)?;
+        if place.staging.is_some() {
+            return Some(Input::StagingReady { slot, round });
+        }
+        place.opening = Some(round);
+        let (events, layout, placements) =
+            (self.events.clone(), plan.layout, Arc::clone(&receiving.placements));
+        let (bytes, name) = (receiving.staging_bytes, plan.seat.to_string());
+        spawn_blocking(move || {
+            let result = Staging::open(&name, layout, placements, bytes);
+            let result = result.map_err(|error| (error.code(), error.to_string()));
+            let _ = events.send(DataEvent::Opened { slot, round, result });
+        });
+        None
+    }
+
+    pub(super) fn start_receive(&mut self, slot: Slot, round: RoundKey) {
+        let ticket = self.ticket();
+        let Some(planned) = self.plan.clone() else { return };
+        let Some(place) = self.places.get_mut(slot.0 as usize) else { return };
+        let Some(staging) = &place.staging else { return };
+        let deadline = Instant::now() + Duration::from_millis(planned.topology.policies.timeouts.transfer_ms);
+        let Some(job) = planned.receive_job(slot, round.round, staging.memory().clone(), deadline) else {
+            return;
+        };
+        let events = self.events.clone();
+        let receivers = receive(job, &self.security, move |result| {
+            let _ = events.send(DataEvent::Received { slot, ticket, result });
+        });
+        place.receiving = Some((round, ticket, receivers));
+    }
+
+    pub(super) fn allow_send(&mut self, slot: Slot, round: RoundKey, replicas: &[u32]) {
+        let Some(planned) = self.plan.clone() else { return };
+        let Some(source) = self.source(slot).cloned() else { return };
+        // Compiled when the membership took effect, in all but the tightest race.
+        let programs = tokio::task::block_in_place(|| source.programs(&planned, slot));
+        for &replica in replicas {
+            let ticket = self.ticket();
+            let events = self.events.clone();
+            let report = move |event| {
+                let _ = events.send(DataEvent::Sent { slot, ticket, event });
+            };
+            let job = match &programs {
+                Ok(programs) => {
+                    planned.send_job(slot, round.round, replica, source.memory().clone(), &programs.sends)
+                }
+                Err(_) => None,
+            };
+            match job {
+                Some(job) => {
+                    let senders = self.server.allow(job, report);
+                    if let Some(place) = self.place(slot) {
+                        place.sending.insert((round, replica), (ticket, senders));
+                    }
+                }
+                None => tracing::error!(%slot, replica, "publication does not fit the plan"),
+            }
+        }
+    }
+
+    pub(super) fn digest(&mut self, slot: Slot, round: RoundKey) {
+        let ticket = self.ticket();
+        let Some(planned) = self.plan.clone() else { return };
+        let Some(place) = self.places.get_mut(slot.0 as usize) else { return };
+        let Some(staging) = &place.staging else { return };
+        let (memory, events) = (staging.memory().clone(), self.events.clone());
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let task = spawn_blocking(move || {
+            let program = planned.slots.get(slot.0 as usize).and_then(|slot| match &slot.task {
+                Task::Receive(receiving) => receiving.digest.clone(),
+                Task::Send(_) => None,
+            });
+            if let Some(sums) = digest(&planned, program.as_deref(), &memory, &stopped) {
+                let _ = events.send(DataEvent::Digested { slot, ticket, sums });
+            }
+        });
+        place.digesting = Some(Digesting { round, ticket, task, stop });
+    }
+
+    pub(super) fn digest_publication(&self, slot: Slot, step: i64, epoch: Epoch) {
+        let Some(planned) = self.plan.clone() else { return };
+        let Some(source) = self.source(slot).cloned() else { return };
+        let events = self.events.clone();
+        spawn_blocking(move || {
+            let program = source.programs(&planned, slot).map(|programs| programs.digest.clone());
+            let sums = program.map(|program| {
+                digest(&planned, program.as_deref(), source.memory(), &AtomicBool::new(false))
+            });
+            // A registration that does not fit the plan has no sums, which no ledger takes.
+            let sums = sums.ok().flatten().unwrap_or_default();
+            let _ = events.send(DataEvent::PublicationDigested { slot, step, epoch, sums });
+        });
+    }
+
+    pub(super) fn join_receivers(&mut self, slot: Slot, round: RoundKey) {
+        let events = self.events.clone();
+        let Some(place) = self.place(slot) else { return };
+        place.opening = None; // B1
+        let receiving = place.receiving.take();
+        let digesting = place.digesting.take();
+        tokio::spawn(async move {
+            if let Some((_, _, receivers)) = receiving {
+                receivers.stop();
+                let joined = spawn_blocking(move || receivers.join()).await;
+                debug_assert!(joined.is_ok());
+            }
+            if let Some(Digesting { task, stop, .. }) = digesting {
+                stop.store(true, Ordering::Relaxed);
+                let _ = task.await; // B2; its event is dropped
+            }
+            let _ = events.send(DataEvent::ReceiversJoined { slot, round });
+        });
+    }
+
+    pub(super) fn join_senders(&mut self, slot: Slot, round: RoundKey, replica: u32) {
+        let events = self.events.clone();
+        let Some(place) = self.place(slot) else { return };
+        let sending = place.sending.remove(&(round, replica));
+        tokio::spawn(async move {
+            if let Some((_, senders)) = sending {
+                senders.stop();
+                let joined = spawn_blocking(move || senders.join()).await;
+                debug_assert!(joined.is_ok());
+            }
+            let _ = events.send(DataEvent::SendersJoined { slot, round, replica });
+        });
+    }
+
+    /// What an event means for the node.
+    pub(super) fn handle(&mut self, event: DataEvent) -> Option<Input> {
+        match event {
+            DataEvent::Opened { slot, round, result } => {
+                let place = self.place(slot)?;
+                let wanted = place.opening.take_if(|opening| *opening == round).is_some();
+                match result {
+                    Ok(staging) => {
+                        place.staging = Some(staging);
+                        wanted.then_some(Input::StagingReady { slot, round })
+                    }
+                    Err((code, message)) => {
+                        tracing::error!(%slot, code = %code, error = message, "no staging");
+                        wanted.then_some(Input::StagingFailed { slot, round, code })
+                    }
+                }
+            }
+            DataEvent::Received { slot, ticket, result } => self.received(slot, ticket, result),
+            DataEvent::Sent { slot, ticket, event } => self.sent(slot, ticket, event),
+            DataEvent::Digested { slot, ticket, sums } => {
+                let place = self.place(slot)?;
+                let done = place.digesting.take_if(|digesting| digesting.ticket == ticket)?;
+                Some(Input::Digested { slot, round: done.round, sums })
+            }
+            DataEvent::PublicationDigested { slot, step, epoch, sums } => {
+                Some(Input::PublicationDigested { slot, step, epoch, sums })
+            }
+            DataEvent::ReceiversJoined { slot, round } => Some(Input::ReceiversJoined { slot, round }),
+            DataEvent::SendersJoined { slot, round, replica } => {
+                Some(Input::SendersJoined { slot, round, replica })
+            }
+        }
+    }
+
+    fn received(&mut self, slot: Slot, ticket: Ticket, result: Result<u64, TransferError>) -> Option<Input> {
+        let planned = self.plan.clone()?;
+        let place = self.place(slot)?;
+        let &(round, current, _) = place.receiving.as_ref()?;
+        if current != ticket {
+            return None; // B1
+        }
+        match result {
+            Ok(bytes) => {
+                // Its threads are over by its own word; dropping the handle waits for nothing.
+                place.receiving = None;
+                Some(Input::Received { slot, round, bytes, skipped: 0 })
+            }
+            Err(error) => {
+                tracing::warn!(%slot, code = %error.code(), error = %error, "receive failed");
+                let replica = planned.replica_of(slot)?;
+                Some(failed(slot, round, replica, &error))
+            }
+        }
+    }
+
+    fn sent(&mut self, slot: Slot, ticket: Ticket, event: SendEvent) -> Option<Input> {
+        let place = self.place(slot)?;
+        let found = place.sending.iter().find(|(_, (current, _))| *current == ticket);
+        let (&(round, replica), _) = found?; // B1
+        match event {
+            SendEvent::Sent { bytes, .. } => {
+                place.sending.remove(&(round, replica));
+                Some(Input::Sent { slot, round, replica, bytes })
+            }
+            SendEvent::Failed { error, .. } => {
+                tracing::warn!(%slot, replica, code = %error.code(), error = %error, "send failed");
+                Some(failed(slot, round, replica, &error))
+            }
+        }
+    }
+
+    fn place(&mut self, slot: Slot) -> Option<&mut Place> {
+        self.places.get_mut(slot.0 as usize)
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.next_ticket += 1;
+        Ticket(self.next_ticket)
+    }
+}
+
+/// No sums with verification disabled; `None` when stopped.
+fn digest(
+    planned: &Planned,
+    program: Option<&DigestProgram>,
+    memory: &RankMemory,
+    stop: &AtomicBool,
+) -> Option<ClassSums> {
+    let (Some(program), Some(keys)) = (program, &planned.keys) else { return Some(ClassSums::default()) };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    program.run(memory, keys, threads.min(limits::DIGEST_THREADS_MAX), stop)
+}
+
+fn failed(slot: Slot, round: RoundKey, replica: u32, error: &TransferError) -> Input {
+    let (code, peer): (Code, Option<MemberId>) = (error.code(), error.peer());
+    Input::TransferFailed { slot, round, replica, code, peer }
+}

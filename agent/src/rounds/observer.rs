@@ -1,0 +1,339 @@
+//! What others see of this agent: metrics, probes, the state for the coordinator, answers for drivers.
+
+use super::data::Data;
+use super::report::phase_seconds;
+use super::waiters::{Answer, Waiters};
+use crate::coordinator::claim;
+use crate::metrics::Metrics;
+use crate::planned::{Planned, Task};
+use crate::readiness::Health;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::watch;
+use weightrefit_core::code::Code;
+use weightrefit_core::membership::Seat;
+use weightrefit_core::round::io::{Event, Input, Phase, RoundSummary, Slot};
+use weightrefit_core::round::message::{EngineRecord, EngineState, RoundKey, Version};
+use weightrefit_core::round::node::Node;
+use weightrefit_proto::report::{RoundOutcome, RoundReport};
+use weightrefit_proto::v1;
+
+/// The transport of this version, as a label.
+const TCP: &[&str] = &["tcp"];
+
+/// One rank as others see it.
+#[derive(Debug)]
+struct View {
+    seat: Seat,
+    registered: bool,
+    fault: Option<v1::Fault>,
+    record: Option<EngineRecord>,
+    published: Option<i64>,
+    publishing_since: Option<Instant>,
+    paused_since: Option<Instant>,
+    minimum: u64,
+}
+
+/// The leader's view of how far the fleet is behind.
+#[derive(Debug, Default)]
+struct Lag {
+    accepted: Option<(Version, Instant)>,
+    committed: Option<i64>,
+}
+
+/// All of it.
+pub(super) struct Observer {
+    pub(super) metrics: Metrics,
+    pub(super) waiters: Waiters,
+    health: Arc<Health>,
+    state: watch::Sender<v1::State>,
+    views: Vec<View>,
+    lag: Lag,
+    last_round: Option<RoundReport>,
+    epoch: u64,
+    run_seen: u64,
+    refusals: BTreeMap<Code, u64>,
+}
+
+impl Observer {
+    pub(super) fn new(
+        seats: Vec<Seat>,
+        metrics: Metrics,
+        health: Arc<Health>,
+        state: watch::Sender<v1::State>,
+    ) -> Self {
+        let view = |seat| View {
+            seat,
+            registered: false,
+            fault: None,
+            record: None,
+            published: None,
+            publishing_since: None,
+            paused_since: None,
+            minimum: 0,
+        };
+        Self {
+            metrics,
+            waiters: Waiters::default(),
+            health,
+            state,
+            views: seats.into_iter().map(view).collect(),
+            lag: Lag::default(),
+            last_round: None,
+            epoch: 0,
+            run_seen: 0,
+            refusals: BTreeMap::new(),
+        }
+    }
+
+    /// Looks at an input on its way to the node.
+    pub(super) fn before(&mut self, input: &Input) {
+        match input {
+            Input::EngineConnected { record, .. } => self.hear(record),
+            Input::ClientGone { slot, .. } => {
+                if let Some(view) = self.view(*slot) {
+                    view.registered = false;
+                    view.paused_since = None;
+                }
+            }
+            Input::TrainerConnected { .. } => self.waiters.restarted(),
+            Input::Resumed { slot, .. } | Input::Aborted { slot, .. } => {
+                let since = self.view(*slot).and_then(|view| view.paused_since.take());
+                if let Some(since) = since {
+                    self.metrics.engine_paused_seconds.observe(since.elapsed().as_secs_f64());
+                }
+            }
+            Input::Received { slot, bytes, skipped, .. } => {
+                let minimum = self.view(*slot).map_or(0, |view| view.minimum);
+                self.metrics.received_bytes.with_label_values(TCP).inc_by(*bytes);
+                self.metrics.skipped_bytes.with_label_values(TCP).inc_by(*skipped);
+                self.metrics.minimum_bytes.with_label_values(TCP).inc_by(minimum);
+            }
+            Input::Sent { bytes, .. } => self.metrics.sent_bytes.with_label_values(TCP).inc_by(*bytes),
+            _ => {}
+        }
+    }
+
+    /// The slot's registration was taken, or refused.
+    pub(super) fn registered(&mut self, slot: Slot, result: Result<(), v1::Fault>) {
+        if let Some(view) = self.view(slot) {
+            view.registered = result.is_ok();
+            view.fault = result.err();
+        }
+    }
+
+    /// A trainer publishes.
+    pub(super) fn publishing(&mut self, slot: Slot, step: i64) {
+        self.metrics.published_step.set(step);
+        if let Some(view) = self.view(slot) {
+            view.publishing_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// A publication went back.
+    pub(super) fn released(&mut self, slot: Slot, step: i64) -> Vec<Answer> {
+        let since = self.view(slot).and_then(|view| view.publishing_since.take());
+        if let Some(since) = since {
+            self.metrics.publication_held_seconds.observe(since.elapsed().as_secs_f64());
+        }
+        self.waiters.returned(step)
+    }
+
+    /// An engine is asked to pause.
+    pub(super) fn pausing(&mut self, slot: Slot) {
+        if let Some(view) = self.view(slot) {
+            view.paused_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// A membership is in effect.
+    pub(super) fn configured(&mut self, plan: &Planned) {
+        self.epoch = plan.epoch().0;
+        self.metrics.epoch.set(i64::try_from(self.epoch).unwrap_or(i64::MAX));
+        for (view, slot) in self.views.iter_mut().zip(&plan.slots) {
+            view.minimum = match &slot.task {
+                Task::Receive(receiving) => receiving.minimum,
+                Task::Send(_) => 0,
+            };
+        }
+    }
+
+    /// The leader's round ended.
+    pub(super) fn round_ended(&mut self, summary: &RoundSummary, report: RoundReport) -> Vec<Answer> {
+        let outcome = match report.outcome {
+            RoundOutcome::Committed => "Committed",
+            RoundOutcome::Aborted => "Aborted",
+        };
+        self.metrics.rounds.with_label_values(&[outcome, report.reason.map_or("", Code::name)]).inc();
+        for (phase, seconds) in phase_seconds(summary) {
+            self.metrics.phase_seconds.with_label_values(&[phase]).observe(seconds);
+        }
+        let differs = |code: &Code| matches!(code, Code::DigestMismatch | Code::ReplicaDivergence);
+        let reasons = report.replicas.iter().filter_map(|replica| replica.reason);
+        self.metrics.digest_mismatches.inc_by(reasons.filter(differs).count() as u64);
+        if summary.committed {
+            self.lag.committed = self.lag.committed.max(Some(summary.version.step));
+            if self.lag.accepted.is_some_and(|(version, _)| version.step <= summary.version.step) {
+                self.lag.accepted = None;
+            }
+        }
+        self.last_round = Some(report.clone());
+        self.waiters.ended(report)
+    }
+
+    /// Anything else that the node observes.
+    pub(super) fn event(&mut self, event: Event) {
+        match event {
+            Event::Phase { round, phase } => {
+                self.phase(round, phase);
+            }
+            Event::Accepted { version } => {
+                self.run_seen = self.run_seen.max(version.run);
+                self.lag.accepted = Some((version, Instant::now()));
+                tracing::info!(run = version.run, step = version.step, "publication accepted");
+            }
+            Event::Record { slot, record, staging: _ } => {
+                self.health.record(slot.0 as usize, record.as_ref());
+                if let Some(record) = &record {
+                    self.hear(record);
+                    if let (EngineState::Serving, Some(live)) = (record.state, record.live) {
+                        self.metrics.committed_step.set(live.step);
+                    }
+                }
+                if let Some(view) = self.view(slot) {
+                    view.record = record;
+                }
+            }
+            Event::Publication { slot, step } => {
+                if let Some(view) = self.view(slot) {
+                    view.published = step;
+                }
+            }
+            Event::Settled { replica, held } => tracing::info!(replica, held, "replica settled"),
+            Event::Refused { from, code } => {
+                tracing::debug!(from = from.0, code = %code, "message refused");
+                self.metrics.refuse_peer(code);
+            }
+            // The driver has acted on these.
+            Event::Configured { .. }
+            | Event::Drained
+            | Event::RoundEnded(_)
+            | Event::PublishRefused { .. } => {}
+        }
+    }
+
+    fn phase(&mut self, round: RoundKey, phase: Phase) {
+        let name = crate::metrics::phase_name(phase);
+        tracing::debug!(epoch = round.epoch.0, round = round.round.0, phase = name, "phase");
+        if let (Phase::Prepare, Some((version, _))) = (phase, self.lag.accepted) {
+            self.waiters.opened(version.step);
+        }
+    }
+
+    /// Four times a second.
+    pub(super) fn tick(
+        &mut self,
+        depths: &[(&str, usize, usize)],
+        [trainers, engines, drivers]: [i64; 3],
+        data: &Data,
+        peers: usize,
+    ) {
+        self.health.turned();
+        let small = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+        for &(queue, depth, limit) in depths {
+            self.metrics.queue_depth.with_label_values(&[queue]).set(small(depth));
+            self.metrics.queue_limit.with_label_values(&[queue]).set(small(limit));
+        }
+        for (role, count) in [("trainer", trainers), ("engine", engines), ("driver", drivers)] {
+            self.metrics.clients.with_label_values(&[role]).set(count);
+        }
+        self.metrics.peers.set(small(peers));
+        self.metrics.staging_bytes.set(i64::try_from(data.staging_bytes()).unwrap_or(i64::MAX));
+        for (code, count) in data.refusals() {
+            let before = self.refusals.insert(code, count).unwrap_or(0);
+            self.metrics.peer_refusals.with_label_values(&[code.name()]).inc_by(count.saturating_sub(before));
+        }
+        let accepted = self.lag.accepted;
+        self.metrics.lag_seconds.set(accepted.map_or(0.0, |(_, since)| since.elapsed().as_secs_f64()));
+        let steps = accepted.map_or(0, |(version, _)| match self.lag.committed {
+            Some(committed) => version.step.saturating_sub(committed),
+            None => 1,
+        });
+        self.metrics.lag_steps.set(steps);
+    }
+
+    /// Tells the coordinator where anything changed.
+    pub(super) fn publish(&self, node: &Node, data: &Data) {
+        let ranks = (0..).map(Slot).zip(&self.views).map(|(slot, view)| v1::RankState {
+            claim: Some(claim(&view.seat)),
+            registered: view.registered,
+            engine_state: view.record.map(|record| state_name(record.state).to_owned()).unwrap_or_default(),
+            live: view.record.and_then(|record| record.live).map(name),
+            published_step: view.published,
+            round_bytes: data.progress(slot),
+            fault: view.fault.clone(),
+        });
+        let state = v1::State {
+            ranks: ranks.collect(),
+            round_open: node.round_open(),
+            run_seen: self.run_seen,
+            epoch_seen: self.epoch,
+        };
+        self.state.send_if_modified(|told| {
+            let changed = *told != state;
+            if changed {
+                *told = state;
+            }
+            changed
+        });
+    }
+
+    /// What a driver sees.
+    pub(super) fn status(&self, plan: Option<&Planned>, data: &Data) -> serde_json::Value {
+        let ranks = (0..).map(Slot).zip(&self.views).map(|(slot, view)| {
+            json!({
+                "seat": view.seat.to_string(),
+                "registered": view.registered,
+                "engine": view.record,
+                "publishedStep": view.published,
+                "roundBytes": data.progress(slot),
+            })
+        });
+        let leader = plan.and_then(|plan| plan.membership.member(plan.membership.leader()));
+        json!({
+            "epoch": plan.map(|plan| plan.epoch().0),
+            "membershipDigest": plan.map(|plan| plan.membership.digest()),
+            "planDigest": plan.map(|plan| plan.topology.plan),
+            "leader": leader.map(|member| member.seat.to_string()),
+            "ranks": ranks.collect::<Vec<_>>(),
+            "lastRound": self.last_round,
+        })
+    }
+
+    fn hear(&mut self, record: &EngineRecord) {
+        if let Some(live) = record.live {
+            self.run_seen = self.run_seen.max(live.run);
+        }
+        self.epoch = self.epoch.max(record.round.epoch.0);
+    }
+
+    fn view(&mut self, slot: Slot) -> Option<&mut View> {
+        self.views.get_mut(slot.0 as usize)
+    }
+}
+
+fn name(version: Version) -> v1::VersionName {
+    v1::VersionName { run: version.run, step: version.step }
+}
+
+const fn state_name(state: EngineState) -> &'static str {
+    match state {
+        EngineState::Cold => "Cold",
+        EngineState::Serving => "Serving",
+        EngineState::Quiet => "Quiet",
+        EngineState::Applied => "Applied",
+        EngineState::Dirty => "Dirty",
+    }
+}

@@ -1,0 +1,88 @@
+//! Staging of one destination rank: made by the agent, readable by the engine.
+
+use crate::executor::{ExecutorError, Placements, RankMemory};
+use crate::memory::{self, MemoryError};
+use rustix::fs::{Mode, OFlags};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use weightrefit_core::code::Code;
+use weightrefit_core::dtype::DType;
+use weightrefit_core::id::Sha256;
+use weightrefit_proto::socket::{AgentFrame, StagedTensor};
+
+/// Memory that new weights land in.
+#[derive(Debug)]
+pub(super) struct Staging {
+    layout: Sha256,
+    memory: RankMemory,
+    readable: OwnedFd,
+    bytes: u64,
+    /// The engine's present connection has the descriptor.
+    pub(super) told: bool,
+}
+
+/// Staging cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StagingError {
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
+    #[error("cannot open staging for reading: {0}")]
+    Reopen(rustix::io::Errno),
+}
+
+impl StagingError {
+    pub(super) fn code(&self) -> Code {
+        match self {
+            Self::Memory(_) | Self::Reopen(_) => Code::StagingExhausted,
+            Self::Executor(_) => Code::Unsupported,
+        }
+    }
+}
+
+impl Staging {
+    /// Takes `bytes` of real pages; blocks until they are there.
+    pub(super) fn open(
+        name: &str,
+        layout: Sha256,
+        placements: Arc<Placements>,
+        bytes: u64,
+    ) -> Result<Self, StagingError> {
+        let (writable, mapping) = memory::create(name, bytes)?;
+        memory::refuse_new_writers(std::os::fd::AsFd::as_fd(&writable), name)?;
+        // A descriptor opened anew for reading, so that the engine cannot write through it; the seal keeps it
+        // from opening another one.
+        let path = format!("/proc/self/fd/{}", writable.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let readable = rustix::fs::open(path, flags, Mode::empty()).map_err(StagingError::Reopen)?;
+        let memory = RankMemory::new(vec![Arc::new(mapping)], placements)?;
+        Ok(Self { layout, memory, readable, bytes, told: false })
+    }
+
+    /// Digest of the layout that it was made for.
+    pub(super) fn layout(&self) -> Sha256 {
+        self.layout
+    }
+
+    /// For receivers and digests.
+    pub(super) fn memory(&self) -> &RankMemory {
+        &self.memory
+    }
+
+    /// Its size.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The frame for the engine, with its descriptor.
+    pub(super) fn frame(&self) -> std::io::Result<(AgentFrame, Vec<OwnedFd>)> {
+        let placements = self.memory.placements();
+        let tensor = |(local, place): (&weightrefit_core::region::LocalTensor, &crate::executor::Place)| {
+            let bytes = local.shape.iter().product::<u64>() * DType::size(local.dtype);
+            StagedTensor { name: local.name.clone(), offset: place.offset, bytes }
+        };
+        let tensors = placements.locals().iter().zip(placements.places()).map(tensor).collect();
+        Ok((AgentFrame::Staging { bytes: self.bytes, tensors }, vec![self.readable.try_clone()?]))
+    }
+}
