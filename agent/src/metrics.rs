@@ -161,6 +161,64 @@ impl Metrics {
         self.client_refusals.with_label_values(&[code.name()]).inc();
     }
 
+    /// What there is, whether or not it has a value yet.
+    #[cfg(test)]
+    fn descriptions(&self) -> Vec<prometheus::core::Desc> {
+        // Exhaustive, so that a new metric cannot be forgotten.
+        let Self {
+            registry: _,
+            rounds,
+            phase_seconds,
+            sent_bytes,
+            received_bytes,
+            skipped_bytes,
+            minimum_bytes,
+            published_step,
+            committed_step,
+            lag_steps,
+            lag_seconds,
+            engine_paused_seconds,
+            publication_held_seconds,
+            staging_bytes,
+            digest_mismatches,
+            peer_refusals,
+            client_refusals,
+            clients,
+            peers,
+            peer_messages_dropped,
+            queue_depth,
+            queue_limit,
+            epoch,
+            build_info,
+        } = self;
+        let all: [&dyn Collector; 23] = [
+            rounds,
+            phase_seconds,
+            sent_bytes,
+            received_bytes,
+            skipped_bytes,
+            minimum_bytes,
+            published_step,
+            committed_step,
+            lag_steps,
+            lag_seconds,
+            engine_paused_seconds,
+            publication_held_seconds,
+            staging_bytes,
+            digest_mismatches,
+            peer_refusals,
+            client_refusals,
+            clients,
+            peers,
+            peer_messages_dropped,
+            queue_depth,
+            queue_limit,
+            epoch,
+            build_info,
+        ];
+        all.iter().flat_map(|metric| metric.desc()).cloned().collect()
+    }
+
     /// The text that `/metrics` serves.
     ///
     /// # Errors
@@ -224,4 +282,56 @@ fn histograms(
     labels: &[&str],
 ) -> Result<HistogramVec, prometheus::Error> {
     register(r, HistogramVec::new(histogram_opts(name, help), labels)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows `| name | kind | labels | meaning |` of the agent's table in docs/metrics.md.
+    fn documented() -> Vec<String> {
+        let text = include_str!("../../docs/metrics.md");
+        let rows = text.lines().filter(|line| line.starts_with("| `weightrefit_agent_"));
+        rows.map(|row| row.split('|').skip(1).take(4).map(str::trim).collect::<Vec<_>>().join(" | "))
+            .collect()
+    }
+
+    #[test]
+    fn the_inventory_is_the_documented_one() {
+        let metrics = Metrics::new().expect("names are distinct");
+        let mut have = Vec::new();
+        for description in metrics.descriptions() {
+            let labels = match description.variable_labels.as_slice() {
+                [] => String::new(),
+                labels => labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", "),
+            };
+            have.push((description.fq_name, labels, description.help));
+        }
+        have.sort();
+        let documented = documented();
+        let strip = |row: &String| {
+            let mut cells = row.split(" | ");
+            let name = cells.next().unwrap_or_default().trim_matches('`').to_owned();
+            let _kind = cells.next();
+            (name, cells.next().unwrap_or_default().to_owned(), cells.next().unwrap_or_default().to_owned())
+        };
+        let want: Vec<_> = documented.iter().map(strip).collect();
+        assert_eq!(have, want, "docs/metrics.md lists other metrics than the agent has");
+    }
+
+    #[test]
+    fn names_say_unit_and_kind() {
+        let metrics = Metrics::new().expect("names are distinct");
+        metrics.rounds.with_label_values(&["Committed", ""]).inc();
+        metrics.refuse_client(Code::DuplicateRank);
+        let text = metrics.text().expect("encodes");
+        for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+            let (name, kind) = line.split_once(' ').expect("a kind");
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
+        }
+        assert!(
+            text.contains(r#"weightrefit_agent_client_refusals_total{code="DuplicateRank"} 1"#),
+            "{text}"
+        );
+    }
 }

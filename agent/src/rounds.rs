@@ -288,6 +288,7 @@ impl RoundDriver {
                     self.feed(Input::ClientGone { slot, instance });
                     self.let_go_if_free(slot);
                 }
+                News::Hello { record } => self.observer.hear(&record),
                 News::Asked { client, frame } => self.asked(client, frame),
                 News::DriverGone { client } => self.observer.waiters.forget(client),
                 News::Refused { code } => self.observer.metrics.refuse_client(code),

@@ -31,6 +31,8 @@ pub(super) enum News {
     EngineGone { slot: Slot, instance: Incarnation },
     /// A trainer says nothing more; its socket waits for [`Clients::let_go`].
     TrainerGone { slot: Slot, instance: Incarnation },
+    /// An engine said hello with this record; it is not admitted yet.
+    Hello { record: EngineRecord },
     /// A driver asks.
     Asked { client: ClientId, frame: ClientFrame },
     /// A driver is gone.
@@ -225,11 +227,15 @@ impl Clients {
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
         send(&client, AgentFrame::Welcome { protocol: PROTOCOL, agent: self.agent, version }, Vec::new());
+        let mut news = match &client.who {
+            Some(Who::Engine(record)) => vec![News::Hello { record: *record }],
+            _ => Vec::new(),
+        };
         self.clients.insert(id, client);
-        match slot {
-            None => Vec::new(),
-            Some(slot) => self.contend(now, id, instance, slot),
+        if let Some(slot) = slot {
+            news.extend(self.contend(now, id, instance, slot));
         }
+        news
     }
 
     fn contend(&mut self, now: Instant, id: ClientId, instance: Incarnation, slot: Slot) -> Vec<News> {

@@ -166,49 +166,56 @@ impl Data {
         None
     }
 
-    pub(super) fn start_receive(&mut self, slot: Slot, round: RoundKey) {
+    /// `Some` where nothing can be started; staging is there, so only a bug leads to that.
+    pub(super) fn start_receive(&mut self, slot: Slot, round: RoundKey) -> Option<Input> {
         let ticket = self.ticket();
-        let Some(planned) = self.plan.clone() else { return };
-        let Some(place) = self.places.get_mut(slot.0 as usize) else { return };
-        let Some(staging) = &place.staging else { return };
-        let deadline = Instant::now() + Duration::from_millis(planned.topology.policies.timeouts.transfer_ms);
-        let Some(job) = planned.receive_job(slot, round.round, staging.memory().clone(), deadline) else {
-            return;
+        let planned = self.plan.clone()?;
+        let timeout = Duration::from_millis(planned.topology.policies.timeouts.transfer_ms);
+        let memory = self.staging(slot).map(|staging| staging.memory().clone());
+        let job = memory
+            .and_then(|memory| planned.receive_job(slot, round.round, memory, Instant::now() + timeout));
+        let Some(job) = job else {
+            let replica = planned.replica_of(slot)?;
+            return Some(unable(slot, round, replica));
         };
         let events = self.events.clone();
         let receivers = receive(job, &self.security, move |result| {
             let _ = events.send(DataEvent::Received { slot, ticket, result });
         });
-        place.receiving = Some((round, ticket, receivers));
+        self.place(slot)?.receiving = Some((round, ticket, receivers));
+        None
     }
 
-    pub(super) fn allow_send(&mut self, slot: Slot, round: RoundKey, replicas: &[u32]) {
-        let Some(planned) = self.plan.clone() else { return };
-        let Some(source) = self.source(slot).cloned() else { return };
+    /// Failures to start; senders of the others run.
+    pub(super) fn allow_send(&mut self, slot: Slot, round: RoundKey, replicas: &[u32]) -> Vec<Input> {
+        let Some(planned) = self.plan.clone() else { return Vec::new() };
+        let source = self.source(slot).cloned();
         // Compiled when the membership took effect, in all but the tightest race.
-        let programs = tokio::task::block_in_place(|| source.programs(&planned, slot));
+        let programs =
+            source.as_ref().map(|source| tokio::task::block_in_place(|| source.programs(&planned, slot)));
+        let mut failures = Vec::new();
         for &replica in replicas {
+            let job = match (&source, &programs) {
+                (Some(source), Some(Ok(programs))) => {
+                    let memory = source.memory().clone();
+                    planned.send_job(slot, round.round, replica, memory, &programs.sends)
+                }
+                _ => None,
+            };
+            let Some(job) = job else {
+                failures.push(unable(slot, round, replica));
+                continue;
+            };
             let ticket = self.ticket();
             let events = self.events.clone();
-            let report = move |event| {
+            let senders = self.server.allow(job, move |event| {
                 let _ = events.send(DataEvent::Sent { slot, ticket, event });
-            };
-            let job = match &programs {
-                Ok(programs) => {
-                    planned.send_job(slot, round.round, replica, source.memory().clone(), &programs.sends)
-                }
-                Err(_) => None,
-            };
-            match job {
-                Some(job) => {
-                    let senders = self.server.allow(job, report);
-                    if let Some(place) = self.place(slot) {
-                        place.sending.insert((round, replica), (ticket, senders));
-                    }
-                }
-                None => tracing::error!(%slot, replica, "publication does not fit the plan"),
+            });
+            if let Some(place) = self.place(slot) {
+                place.sending.insert((round, replica), (ticket, senders));
             }
         }
+        failures
     }
 
     pub(super) fn digest(&mut self, slot: Slot, round: RoundKey) {
@@ -359,6 +366,12 @@ impl Data {
         self.next_ticket += 1;
         Ticket(self.next_ticket)
     }
+}
+
+/// Plan and memory do not fit each other, which registration and planning have ruled out.
+fn unable(slot: Slot, round: RoundKey, replica: u32) -> Input {
+    tracing::error!(%slot, replica, "plan and memory do not fit");
+    Input::TransferFailed { slot, round, replica, code: Code::PlanMismatch, peer: None }
 }
 
 /// No sums with verification disabled; `None` when stopped.

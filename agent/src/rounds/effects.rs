@@ -19,8 +19,14 @@ impl RoundDriver {
                 let done = self.data.open_staging(slot, round);
                 self.inputs.extend(done);
             }
-            Effect::StartReceive { slot, round } => self.data.start_receive(slot, round),
-            Effect::AllowSend { slot, round, replicas } => self.data.allow_send(slot, round, &replicas),
+            Effect::StartReceive { slot, round } => {
+                let failed = self.data.start_receive(slot, round);
+                self.inputs.extend(failed);
+            }
+            Effect::AllowSend { slot, round, replicas } => {
+                let failed = self.data.allow_send(slot, round, &replicas);
+                self.inputs.extend(failed);
+            }
             Effect::JoinReceivers { slot, round } => self.data.join_receivers(slot, round),
             Effect::JoinSenders { slot, round, replica } => self.data.join_senders(slot, round, replica),
             Effect::Digest { slot, round } => self.data.digest(slot, round),

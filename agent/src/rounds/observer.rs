@@ -91,7 +91,6 @@ impl Observer {
     /// Looks at an input on its way to the node.
     pub(super) fn before(&mut self, input: &Input) {
         match input {
-            Input::EngineConnected { record, .. } => self.hear(record),
             Input::ClientGone { slot, .. } => {
                 if let Some(view) = self.view(*slot) {
                     view.registered = false;
@@ -312,7 +311,8 @@ impl Observer {
         })
     }
 
-    fn hear(&mut self, record: &EngineRecord) {
+    /// What an engine's record says of runs and epochs.
+    pub(super) fn hear(&mut self, record: &EngineRecord) {
         if let Some(live) = record.live {
             self.run_seen = self.run_seen.max(live.run);
         }
