@@ -113,11 +113,14 @@ impl Head {
     }
 
     pub(super) fn authorise(&mut self, ctx: &mut Context<'_>, own: &Member, key: RoundKey, version: Version) {
-        if let Some((_, outcome)) = self.outcome.as_ref().filter(|(round, _)| *round == key.round) {
-            let outcome = outcome.clone();
-            return self.tell(ctx, self.leader, outcome); // H1
+        match &self.outcome {
+            Some((round, outcome)) if *round == key.round => {
+                return self.tell(ctx, self.leader, outcome.clone()); // H1
+            }
+            Some((round, _)) if *round > key.round => return, // a late copy of what was answered long ago
+            _ => {}
         }
-        if self.commit.as_ref().is_some_and(|commit| commit.key == key) {
+        if self.commit.as_ref().is_some_and(|commit| commit.key >= key) {
             return;
         }
         let staged = own.staged(key, &version).filter(|_| !self.closing);

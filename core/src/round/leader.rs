@@ -41,7 +41,7 @@ pub(super) struct Leader {
     last_round: RoundId,
     paused: bool,
     /// Until then the first round waits for all replicas to settle.
-    settle_until: u64,
+    settle_until: Option<u64>,
     ask_at: u64,
 }
 
@@ -49,8 +49,8 @@ pub(super) struct Leader {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct Standing {
     settled: bool,
-    /// The last Authorise that has no Outcome.
-    doubt: Option<RoundId>,
+    /// The last Authorise that has no Outcome: it is repeated until there is one.
+    doubt: Option<(RoundId, Version)>,
     /// Largest version that a rank of it has reported.
     top: Option<(u64, i64, Epoch)>,
 }
@@ -67,7 +67,7 @@ impl Leader {
             attempt: None,
             last_round: RoundId(0),
             paused,
-            settle_until: ctx.after(ctx.scope.topology.policies.timeouts.prepare_ms),
+            settle_until: Some(ctx.after(ctx.scope.topology.policies.timeouts.prepare_ms)),
             ask_at: ctx.after(limits::RESEND_MS),
         }
     }
@@ -132,7 +132,7 @@ impl Leader {
         }
         let ranks = |replica: u32| ctx.scope.topology.replica(replica).map_or(&[][..], |r| &r.ranks);
         let expected = |(replica, standing): (&u32, &Standing)| !standing.settled && here(ranks(*replica));
-        if ctx.now < self.settle_until && self.standings.iter().any(expected) {
+        if self.settle_until.is_some() && self.standings.iter().any(expected) {
             return;
         }
         let eligible = |(replica, standing): &(&u32, &Standing)| {
@@ -304,7 +304,7 @@ impl Leader {
         let Some(replica) = ctx.scope.topology.replica_of(from) else { return };
         let Some(standing) = self.standings.get_mut(&replica) else { return };
         standing.settled = true;
-        standing.doubt = standing.doubt.filter(|doubt| round < *doubt);
+        standing.doubt = standing.doubt.filter(|(doubt, _)| round < *doubt);
         self.serving(ctx, replica, round);
     }
 
@@ -316,28 +316,43 @@ impl Leader {
         let busy = attempt.and_then(|attempt| attempt.busy.values().map(|(at, _)| *at).min());
         let open = self.standings.values().any(|standing| !standing.settled || standing.doubt.is_some());
         let ask = (open || !self.away.is_empty()).then_some(self.ask_at);
-        let settle =
-            (self.attempt.is_none() && self.desk.accepted().is_some() && open).then_some(self.settle_until);
-        [stage, resend, busy, ask, settle, self.desk.deadline()].into_iter().flatten().min()
+        [stage, resend, busy, ask, self.settle_until, self.desk.deadline()].into_iter().flatten().min()
     }
 
     pub(super) fn expire(&mut self, ctx: &mut Context<'_>) {
+        self.settle_until = self.settle_until.filter(|until| *until > ctx.now);
         let refused = self.desk.expire(ctx);
         self.refuse_publication(ctx, refused);
         self.expire_attempt(ctx);
         if self.ask_at <= ctx.now {
             self.ask_at = ctx.after(limits::RESEND_MS);
-            let open = self.standings.iter().filter(|(_, s)| !s.settled || s.doubt.is_some());
-            let heads = open.filter_map(|(replica, _)| Some(ctx.scope.topology.replica(*replica)?.head()));
-            for member in heads.chain(self.away.iter().copied()).collect::<BTreeSet<_>>() {
-                self.tell(ctx, member, Message::Query {});
-            }
+            self.ask_standings(ctx);
         }
         if let Some(attempt) = &mut self.attempt
             && attempt.resend_at <= ctx.now
         {
             attempt.resend_at = ctx.after(limits::RESEND_MS);
             self.ask(ctx);
+        }
+    }
+
+    /// Whoever has not settled, has no Outcome or is away is asked again.
+    fn ask_standings(&self, ctx: &mut Context<'_>) {
+        let mut asked = self.away.clone();
+        for (replica, standing) in &self.standings {
+            let Some(head) = ctx.scope.topology.replica(*replica).map(|replica| replica.head()) else {
+                continue;
+            };
+            if let Some((round, version)) = standing.doubt
+                && self.attempt.as_ref().is_none_or(|attempt| attempt.key.round != round)
+            {
+                self.tell(ctx, head, Message::Authorise { round, version });
+            } else if !standing.settled {
+                asked.insert(head);
+            }
+        }
+        for member in asked {
+            self.tell(ctx, member, Message::Query {});
         }
     }
 

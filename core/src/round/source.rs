@@ -406,8 +406,8 @@ impl Source {
             }
         }
         if due(self.resend_at) {
-            self.resend_at = None;
-            if self.current.is_none() {
+            self.resend_at = self.is_held().then(|| now.saturating_add(limits::RESEND_MS));
+            if !self.is_held() {
                 self.say_published(ctx);
             }
         }
@@ -435,10 +435,14 @@ impl Source {
         self.return_if_free(ctx);
     }
 
+    /// A sender may read the buffer now or later.
+    fn is_held(&self) -> bool {
+        let open = |current: &Current| current.replicas.values().any(|sending| !sending.is_over());
+        self.current.as_ref().is_some_and(open) || !self.joining.is_empty()
+    }
+
     fn return_if_free(&mut self, ctx: &mut Context<'_>) {
-        let held =
-            self.current.as_ref().is_some_and(|current| current.replicas.values().any(|s| !s.is_over()));
-        if held || !self.joining.is_empty() {
+        if self.is_held() {
             return;
         }
         let free = |publication: &Publication| publication.release.is_some() && !publication.digesting;

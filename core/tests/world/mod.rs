@@ -90,6 +90,8 @@ pub(crate) struct Engine {
     pub(crate) client: EngineClient,
     /// What the live tensors really hold.
     pub(crate) live: Option<u64>,
+    /// Staging of an agent that died: its memory lives as long as the engine has it mapped.
+    pub(crate) orphan: Option<u64>,
     /// The connection to the agent; frames of older ones are dropped.
     pub(crate) connection: u32,
 }
@@ -442,6 +444,9 @@ impl World {
         let node = Node::new(incarnation, seats.clone());
         let skew = self.agents[agent].skew;
         self.agents[agent] = Agent { node, seats, incarnation, frozen_until: 0, skew };
+        for (place, engine) in self.engines.iter_mut().filter(|(place, _)| place.0 == agent) {
+            engine.orphan = self.plane.staged(*place);
+        }
         self.plane.agent_gone(agent);
         let places: Vec<Place> = self.engines.keys().chain(self.trainers.keys()).copied().collect();
         for place in places.into_iter().filter(|place| place.0 == agent) {
@@ -533,7 +538,7 @@ impl World {
         let Some(engine) = self.engines.get_mut(&place) else { return };
         let instance = engine.client.record().instance;
         match input {
-            EngineInput::Copied => engine.live = staged,
+            EngineInput::Copied => engine.live = engine.orphan.take().or(staged),
             EngineInput::CopyFailed => engine.live = None,
             _ => {}
         }
@@ -548,6 +553,7 @@ impl World {
                 }
                 EngineAction::Copy(_) => {
                     if let Some(engine) = self.engines.get_mut(&place) {
+                        engine.orphan = None;
                         engine.live = None; // half written from the first byte on
                     }
                     let input = EngineInput::Copied;
@@ -577,7 +583,7 @@ impl World {
 }
 
 fn engine(instance: Incarnation) -> Engine {
-    Engine { client: EngineClient::new(instance), live: Some(0), connection: 0 }
+    Engine { client: EngineClient::new(instance), live: Some(0), orphan: None, connection: 0 }
 }
 
 fn trainer(instance: Incarnation, world: &str) -> Trainer {

@@ -42,11 +42,11 @@ impl Leader {
         let verified: Vec<u32> =
             attempt.parts.iter().filter(|(_, p)| p.end.is_none()).map(|(r, _)| *r).collect();
         for replica in &verified {
-            if let Some(part) = attempt.parts.get_mut(replica) {
-                part.decision = Decision::Authorised;
-            }
+            let Some(part) = attempt.parts.get_mut(replica) else { continue };
+            part.decision = Decision::Authorised;
+            let version = Version { sum: part.verified.unwrap_or_default(), ..attempt.version };
             if let Some(standing) = self.standings.get_mut(replica) {
-                standing.doubt = Some(round.round);
+                standing.doubt = Some((round.round, version));
             }
         }
         if !verified.is_empty() {
@@ -71,7 +71,7 @@ impl Leader {
         self.hear_records(ctx, from, &outcome.records);
         let Some(replica) = ctx.scope.topology.replica_of(from) else { return };
         if let Some(standing) = self.standings.get_mut(&replica) {
-            standing.doubt = standing.doubt.filter(|doubt| outcome.round < *doubt);
+            standing.doubt = standing.doubt.filter(|(doubt, _)| outcome.round < *doubt);
         }
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.key.round == outcome.round) else {
             return;
