@@ -248,20 +248,6 @@ fn simulate(seed: u64) -> Run {
     run.publish();
     let end = run.world.now + 40_000;
     run.until(end);
-    if std::env::var("DUMP").is_ok() {
-        for (at, agent) in run.world.agents.iter().enumerate() {
-            eprintln!("{at} {} {:#?}", run.world.now, agent.node);
-        }
-        for (p, t) in &run.world.trainers {
-            eprintln!("{p:?} {} {} {}", t.step, t.world, t.owns);
-        }
-        for (p, t) in &run.world.engines {
-            eprintln!("{p:?} {:?}", t.client);
-        }
-        for r in &run.world.rounds {
-            eprintln!("{r:?}");
-        }
-    }
     let owned = run.world.trainers.values().all(|trainer| trainer.owns);
     assert!(owned, "I5: seed {seed}: a buffer never came back");
     assert!(run.world.rounds.len() > before, "I5: seed {seed}: the last publication opened no round");

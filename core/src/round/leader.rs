@@ -94,16 +94,13 @@ impl Leader {
     pub(super) fn advance(&mut self, ctx: &mut Context<'_>) {
         let stage = self.attempt.as_ref().map(|attempt| attempt.stage);
         if stage != Some(Stage::Moving) {
-            match self.desk.accept(ctx, &mut self.memory) {
-                Verdict::Waiting => {}
-                Verdict::Accepted(version) => {
-                    ctx.event(Event::Accepted { version });
-                    if stage == Some(Stage::Proposed) {
-                        // Supersession is the leader's alone, and only before bytes move.
-                        self.abort_all(ctx, Blame { code: Code::Cancelled, member: None });
-                        self.finish(ctx);
-                    }
+            match self.desk.accept(ctx) {
+                Verdict::Complete if stage == Some(Stage::Proposed) => {
+                    // Supersession is the leader's alone, and only before bytes move.
+                    self.abort_all(ctx, Blame { code: Code::Cancelled, member: None });
+                    self.finish(ctx);
                 }
+                Verdict::Waiting | Verdict::Complete => {}
                 refused @ Verdict::Refused { .. } => self.refuse_publication(ctx, refused),
             }
         }
@@ -124,8 +121,9 @@ impl Leader {
     }
 
     fn try_open(&mut self, ctx: &mut Context<'_>) {
-        let Some(accepted) = self.desk.accepted().filter(|_| !self.paused) else { return };
-        let name = accepted.version.name();
+        let Some(step) = self.desk.accepted().filter(|_| !self.paused).map(|accepted| accepted.step) else {
+            return;
+        };
         let here = |members: &[MemberId]| members.iter().all(|member| !self.away.contains(member));
         if !here(&ctx.scope.membership.training()) {
             return;
@@ -136,25 +134,38 @@ impl Leader {
             return;
         }
         let eligible = |(replica, standing): &(&u32, &Standing)| {
-            let current = standing.top.is_none_or(|top| top <= name);
-            standing.settled && standing.doubt.is_none() && current && here(ranks(**replica)) // L4
+            standing.settled && standing.doubt.is_none() && here(ranks(**replica)) // L4
         };
-        let replicas: BTreeSet<u32> =
+        let mut replicas: BTreeSet<u32> =
             self.standings.iter().filter(eligible).map(|(replica, _)| *replica).collect();
+        if !enough(ctx, &replicas) {
+            return;
+        }
+        let Some(version) = self.desk.name(ctx, &mut self.memory) else {
+            let code = Code::VersionRegressed;
+            return self.refuse_publication(ctx, Verdict::Refused { step, code, member: None });
+        };
+        replicas.retain(|replica| self.standings[replica].top.is_none_or(|top| top <= version.name()));
         if enough(ctx, &replicas) {
-            self.open(ctx, replicas, BTreeMap::new());
+            self.open(ctx, version, replicas, BTreeMap::new());
         }
     }
 
     /// Proposes the accepted version to these replicas.
-    fn open(&mut self, ctx: &mut Context<'_>, replicas: BTreeSet<u32>, fell_out: BTreeMap<u32, ReplicaEnd>) {
+    fn open(
+        &mut self,
+        ctx: &mut Context<'_>,
+        version: Version,
+        replicas: BTreeSet<u32>,
+        fell_out: BTreeMap<u32, ReplicaEnd>,
+    ) {
         let Some(accepted) = self.desk.accepted().cloned() else { return };
         self.last_round = RoundId(self.last_round.0 + 1);
         let topology = &ctx.scope.topology;
         let timeouts = topology.policies.timeouts;
         let attempt = Attempt {
             key: self.newest_key(ctx),
-            version: accepted.version,
+            version,
             world: accepted.world,
             sums: accepted.sums,
             parts: replicas.iter().map(|replica| (*replica, Part::new(topology, *replica))).collect(),

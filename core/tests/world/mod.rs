@@ -331,6 +331,9 @@ impl World {
                 let now = self.engines.get(&place).map(|engine| engine.connection);
                 let now = now.or(self.trainers.get(&place).map(|trainer| trainer.connection));
                 if now == Some(connection) {
+                    if matches!(input, Input::Publish { .. }) {
+                        self.plane.take(place);
+                    }
                     self.input(chance, place.0, input);
                 }
             }

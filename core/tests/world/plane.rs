@@ -14,6 +14,8 @@ pub(crate) struct Plane {
     receivers: BTreeMap<Place, Vec<(RoundKey, BTreeSet<MemberId>)>>,
     /// Sender tasks that are not over, by source and destination.
     senders: BTreeMap<Place, BTreeSet<(RoundKey, MemberId)>>,
+    /// Sources whose agent has the buffer mapped.
+    taken: BTreeSet<Place>,
     /// Buffers of trainers that died while a round may read them.
     mapped: BTreeMap<Place, u64>,
 }
@@ -28,14 +30,20 @@ impl Plane {
         self.senders.get(&source).is_some_and(|senders| !senders.is_empty())
     }
 
+    pub(crate) fn take(&mut self, source: Place) {
+        self.taken.insert(source);
+    }
+
     pub(crate) fn keep_mapped(&mut self, source: Place, content: Option<u64>) {
-        if let Some(content) = content {
+        if let Some(content) = content.filter(|_| self.taken.contains(&source)) {
             self.mapped.entry(source).or_insert(content);
         }
     }
 
     pub(crate) fn unmap(&mut self, source: Place) {
-        self.mapped.remove(&source);
+        if self.mapped.remove(&source).is_none() {
+            self.taken.remove(&source); // else the new trainer's buffer may be mapped already
+        }
     }
 
     /// What a copy of staging gives: one content, or nothing whole.
@@ -50,6 +58,7 @@ impl Plane {
         self.receivers.retain(|place, _| place.0 != agent);
         self.senders.retain(|place, _| place.0 != agent);
         self.mapped.retain(|place, _| place.0 != agent);
+        self.taken.retain(|place| place.0 != agent);
     }
 }
 

@@ -8,6 +8,7 @@
 
 use crate::code::Code;
 use crate::id::{Epoch, MemberId};
+use crate::round::io::Event;
 use crate::round::message::{ClassSums, ContentSum, Message, RoundKey, Version};
 use crate::round::scope::Context;
 use crate::round::topology::PublishedSums;
@@ -60,7 +61,9 @@ struct Offer {
 /// A complete publication that no round has used up.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Accepted {
-    pub(super) version: Version,
+    pub(super) step: i64,
+    /// Allotted when the first round opens: only then have replicas said what they hold (K2).
+    pub(super) version: Option<Version>,
     pub(super) world: Arc<str>,
     pub(super) sums: PublishedSums,
 }
@@ -69,7 +72,7 @@ pub(super) struct Accepted {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     Waiting,
-    Accepted(Version),
+    Complete,
     Refused { step: i64, code: Code, member: Option<MemberId> },
 }
 
@@ -119,7 +122,7 @@ impl Desk {
     }
 
     /// Accepts what all ranks offer, if it is not accepted already.
-    pub(super) fn accept(&mut self, ctx: &Context<'_>, memory: &mut Memory) -> Verdict {
+    pub(super) fn accept(&mut self, ctx: &Context<'_>) -> Verdict {
         let Some(first) = self.training.first().and_then(|rank| self.offers.get(rank)) else {
             return Verdict::Waiting;
         };
@@ -131,25 +134,32 @@ impl Desk {
         }
         self.skew_at = None;
         let (step, world) = (first.step, first.world.clone());
-        if self.accepted.as_ref().is_some_and(|a| a.version.step == step && a.world == world) {
+        if self.accepted.as_ref().is_some_and(|a| a.step == step && a.world == world) {
             return Verdict::Waiting;
         }
-        let refused = |code, member| Verdict::Refused { step, code, member };
         let sums = self.offers.iter().map(|(rank, offer)| (*rank, offer.sums.clone())).collect();
-        let sums = match ctx.scope.topology.ledger.published(&sums) {
-            Ok(sums) => sums,
-            Err(fault) => return refused(fault.code, fault.member),
-        };
-        match memory.allot(ctx.scope.epoch(), ctx.scope.membership.run_floor(), step, &world) {
-            Ok(version) => {
-                memory.world = Some(world.clone());
-                memory.accepted = Some(version);
-                memory.hear(&version);
-                self.accepted = Some(Accepted { version, world, sums });
-                Verdict::Accepted(version)
+        match ctx.scope.topology.ledger.published(&sums) {
+            Ok(sums) => {
+                self.accepted = Some(Accepted { step, version: None, world, sums });
+                Verdict::Complete
             }
-            Err(code) => refused(code, None),
+            Err(fault) => Verdict::Refused { step, code: fault.code, member: fault.member },
         }
+    }
+
+    /// The version of what is accepted; `None` when it is refused, for `VersionRegressed`.
+    pub(super) fn name(&mut self, ctx: &mut Context<'_>, memory: &mut Memory) -> Option<Version> {
+        let accepted = self.accepted.as_mut()?;
+        if accepted.version.is_none() {
+            let floor = ctx.scope.membership.run_floor();
+            let version = memory.allot(ctx.scope.epoch(), floor, accepted.step, &accepted.world).ok()?;
+            memory.world = Some(accepted.world.clone());
+            memory.accepted = Some(version);
+            memory.hear(&version);
+            accepted.version = Some(version);
+            ctx.event(Event::Accepted { version });
+        }
+        accepted.version
     }
 
     /// Ranks that published too early for the others, or the others too late.
@@ -178,7 +188,7 @@ impl Desk {
             self.released.insert(rank, (step, world.clone(), up_to));
             ctx.send(leader, rank, Message::Release { step, world, up_to });
         }
-        self.accepted.take_if(|accepted| meant(accepted.version.step, &accepted.world));
+        self.accepted.take_if(|accepted| meant(accepted.step, &accepted.world));
         self.skew_at = self.skew_at.filter(|_| !self.offers.is_empty());
     }
 

@@ -86,6 +86,7 @@ impl Leader {
             left.remove(&replica);
             fell_out.insert(replica, ReplicaEnd::Aborted(blame));
         }
+        let version = attempt.version;
         self.abort_all(ctx, blame);
         if let Some(source) = source {
             match code {
@@ -98,7 +99,7 @@ impl Leader {
         let fence = ctx.scope.topology.policies.on_replica_failure == OnReplicaFailure::FenceReplica;
         if fence && enough(ctx, &left) {
             self.attempt = None;
-            self.open(ctx, left, fell_out);
+            self.open(ctx, version, left, fell_out);
         } else {
             self.finish_and_release(ctx);
         }
