@@ -327,8 +327,10 @@ impl<R: EpochRecord> Hub<R> {
     }
 
     fn configure(&mut self, session: u64, membership: &Membership) {
+        let epoch = membership.epoch().0;
         let membership = serde_json::to_vec(membership).expect("a membership has only text keys");
-        self.instruct(session, Kind::Configure(v1::Configure { membership, refit: self.resolved.clone() }));
+        let refit = self.resolved.clone();
+        self.instruct(session, Kind::Configure(v1::Configure { membership, refit, epoch }));
     }
 
     /// An agent that does not read its few instructions is as good as gone; it joins again when it recovers.
