@@ -133,6 +133,8 @@ pub enum LayoutError {
     GroupUnmatched { rule: RuleId, tensor: String, group: String },
     #[error("{rule} has {of} experts, tensor `{tensor}` is expert {expert}")]
     ExpertOutside { rule: RuleId, tensor: String, expert: u64, of: u64 },
+    #[error("{rule} has {of} experts, the highest of the model's tensors is expert {highest}")]
+    ExpertsMissing { rule: RuleId, of: u64, highest: u64 },
     #[error("{rule}: layer {layer} of tensor `{tensor}` is in no range of `stages.layers`")]
     LayerWithoutStage { rule: RuleId, tensor: String, layer: u64 },
 
@@ -185,6 +187,28 @@ pub enum LayoutError {
     TensorGap { tensor: String, missing: u64, elements: u64 },
     #[error("ranks {first} and {second} hold parts of tensor `{tensor}` that overlap without being equal")]
     TensorOverlap { tensor: String, first: Rank, second: Rank },
+
+    // Presets.
+    #[error("there is no preset `{name}`, nearest is `{nearest}`")]
+    UnknownPreset { name: String, nearest: String },
+    #[error("preset `{name}` has no revision {found}, the newest is {known}")]
+    PresetRevision { name: &'static str, found: u32, known: u32 },
+    #[error("preset `{name}` has no axis `{axis}`, nearest is `{nearest}`")]
+    PresetAxis { name: &'static str, axis: String, nearest: String },
+    #[error("preset `{name}` needs the model's config, which is not given")]
+    PresetNeedsModel { name: &'static str },
+    #[error("preset `{name}` needs `{var}`, which the model's config does not have")]
+    PresetFact { name: &'static str, var: String },
+    #[error(
+        "preset `{name}` is written for {layers} layers, {dense} of them dense; the model has {found}, {found_dense} dense"
+    )]
+    PresetLayers { name: &'static str, layers: u64, dense: u64, found: u64, found_dense: u64 },
+    #[error(
+        "preset `{name}` splits layers evenly, but {layers} layers do not divide into {stages} stages of `{axis}`"
+    )]
+    StagesUneven { name: &'static str, layers: u64, axis: String, stages: u64 },
+    #[error("preset `{name}` is written for models without tied embeddings, this one ties them")]
+    PresetTied { name: &'static str },
 }
 
 impl LayoutError {
@@ -196,6 +220,23 @@ impl LayoutError {
             Self::SlotTwice { .. } | Self::TensorOverlap { .. } => Code::CoverageOverlap,
             Self::TensorGap { .. } | Self::StackHole { .. } | Self::SlotHole { .. } => Code::CoverageGap,
             _ => Code::LayoutRejected,
+        }
+    }
+
+    /// What a person can do about it, where that is more than to correct the place named.
+    #[must_use]
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::StagesUneven { .. } | Self::PresetLayers { .. } | Self::PresetTied { .. } => Some(
+                "Give the layout as type Inline: take the preset's document and write the part that differs.",
+            ),
+            Self::PresetNeedsModel { .. } => {
+                Some("Give the model as type HuggingFaceConfig, or the layout as type Inline.")
+            }
+            Self::NoRule { .. } => {
+                Some("Add a rule for it, or put it under `ignore` if this side does not hold it.")
+            }
+            _ => None,
         }
     }
 }

@@ -17,7 +17,14 @@ impl Pattern {
         let error = |error: regex::Error| LayoutError::Pattern {
             place: place.to_owned(),
             // The parser draws an arrow under the pattern over several lines; its last line says what is wrong.
-            reason: error.to_string().lines().last().unwrap_or_default().trim().to_owned(),
+            reason: error
+                .to_string()
+                .lines()
+                .last()
+                .unwrap_or_default()
+                .trim()
+                .trim_start_matches("error: ")
+                .to_owned(),
         };
         let build = |text: &str| RegexBuilder::new(text).size_limit(PATTERN_BYTES_MAX).build();
         // Alone first: `a)|(b` would become valid inside the group below, and mean something else.

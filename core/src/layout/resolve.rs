@@ -125,14 +125,15 @@ impl Resolver<'_> {
                 }
             }
         }
-        // Under one prefix of a group the group of `only` may be absent: the rule is then meant for another.
+        // Under one prefix of a group the group of `only` may be absent: the rule is then meant for another one, and
+        // matches nothing here.
         let named = |rule: &SideRule| rule.only.as_ref().is_none_or(|only| rule.pattern.has(&only.group));
-        match out.iter().find(|rule| !out.iter().any(|other| other.id == rule.id && named(other))) {
-            Some(SideRule { id, only: Some(only), .. }) => {
-                Err(LayoutError::OnlyGroup { rule: *id, group: only.group.clone() })
-            }
-            _ => Ok(out),
+        let lost = out.iter().find(|rule| !out.iter().any(|other| other.id == rule.id && named(other)));
+        if let Some(SideRule { id, only: Some(only), .. }) = lost {
+            return Err(LayoutError::OnlyGroup { rule: *id, group: only.group.clone() });
         }
+        out.retain(named);
+        Ok(out)
     }
 
     fn rule(&self, id: RuleId, prefix: &Prefix, rule: &Rule) -> Result<SideRule, LayoutError> {

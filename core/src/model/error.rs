@@ -1,7 +1,7 @@
 //! Why a tensor table cannot be read.
 
 use crate::code::Code;
-use crate::limits::{HF_DIMS_MAX, TENSOR_NAME_BYTES_MAX, TENSORS_MAX};
+use crate::limits::{HEADER_BYTES_MAX, HF_DIMS_MAX, TENSOR_NAME_BYTES_MAX, TENSORS_MAX};
 
 /// Why a tensor table cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,6 +49,134 @@ pub enum TableError {
         name: String,
         /// Its extents.
         shape: Vec<u64>,
+    },
+    /// The file ends before what it claims to hold.
+    #[error("the file has {file_bytes} bytes, its header needs {needed}")]
+    FileTooShort {
+        /// Its length.
+        file_bytes: u64,
+        /// Length field and header.
+        needed: u64,
+    },
+    /// A header beyond the format's limit.
+    #[error("the header claims {found} bytes, at most {HEADER_BYTES_MAX} are read")]
+    HeaderTooLong {
+        /// What the length field says.
+        found: u64,
+    },
+    /// The caller gave fewer bytes than the header has.
+    #[error("{found} bytes of the file are given, its header needs {needed}")]
+    StartTooShort {
+        /// Bytes given.
+        found: usize,
+        /// Length field and header.
+        needed: u64,
+    },
+    /// No dtype that can be moved.
+    #[error("tensor `{name}` has the unsupported dtype `{found}`")]
+    Dtype {
+        /// The tensor.
+        name: String,
+        /// Its dtype.
+        found: String,
+    },
+    /// Offsets that do not span the tensor's bytes.
+    #[error("tensor `{name}` has {bytes} bytes, its offsets are {begin} to {end}")]
+    Offsets {
+        /// The tensor.
+        name: String,
+        /// First byte.
+        begin: u64,
+        /// End.
+        end: u64,
+        /// Bytes of its shape and dtype.
+        bytes: u64,
+    },
+    /// Offsets beyond the data.
+    #[error("tensor `{name}` ends at byte {end} of the data, which has {data_bytes}")]
+    Outside {
+        /// The tensor.
+        name: String,
+        /// End.
+        end: u64,
+        /// Bytes after the header.
+        data_bytes: u64,
+    },
+    /// Two tensors share bytes.
+    #[error("tensors `{first}` and `{second}` overlap in the file")]
+    Overlap {
+        /// The one that begins first.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// Bytes that no tensor has.
+    #[error("no tensor has the bytes {begin} to {end} of the data")]
+    Hole {
+        /// First byte.
+        begin: u64,
+        /// End.
+        end: u64,
+    },
+    /// A file name with a path.
+    #[error("the index places tensor `{tensor}` in {file}, which is no plain file name")]
+    ShardName {
+        /// The tensor.
+        tensor: String,
+        /// What stands for a name.
+        file: String,
+    },
+    /// Not one header per file.
+    #[error("{found} headers are given for {expected} files")]
+    ShardCount {
+        /// Headers.
+        found: usize,
+        /// Files.
+        expected: usize,
+    },
+    /// The index places a tensor in a file that does not hold it.
+    #[error("the index places tensor `{name}` in `{file}`, which does not hold it")]
+    NotInShard {
+        /// The tensor.
+        name: String,
+        /// The file.
+        file: String,
+    },
+    /// A file holds a tensor that the index places elsewhere or nowhere.
+    #[error("`{file}` holds tensor `{name}`, which the index does not place there")]
+    NotInIndex {
+        /// The tensor.
+        name: String,
+        /// The file.
+        file: String,
+    },
+    /// A family whose tensors do not follow from its config.
+    #[error("model_type is `{found}`, known are llama, qwen2, qwen3, qwen3_moe and deepseek_v3")]
+    Family {
+        /// What the config says.
+        found: String,
+    },
+    /// A key that the family needs is missing or 0.
+    #[error("the model config has no `{key}`, or it is 0")]
+    ConfigKey {
+        /// The key.
+        key: &'static str,
+    },
+    /// A value that is not supported.
+    #[error("the model config has `{key}` {found}, which is not supported")]
+    ConfigValue {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        found: String,
+    },
+    /// Sizes that multiply beyond 64 bits.
+    #[error("the model config's sizes {a} and {b} make an extent beyond 64 bits")]
+    ConfigProduct {
+        /// One.
+        a: u64,
+        /// The other.
+        b: u64,
     },
 }
 
