@@ -56,6 +56,9 @@ pub const HF_DIMS_MAX: usize = crate::plan::moves::DIMS_MAX - 1;
 pub const TENSOR_BYTES_MAX: u64 = i64::MAX as u64;
 /// Runs of one dim of one piece: a rotary order that moves every row of the largest head count needs 32,768.
 pub const RUNS_MAX: u64 = 1 << 20;
+/// Dense boxes of one piece, the product of its runs: a million fit in memory, and no layout known has runs in
+/// more than one dim of a tensor.
+pub const PIECE_BOXES_MAX: u64 = 1 << 20;
 /// Bytes of a safetensors header: the limit of the format's own library.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Layers of a model config.

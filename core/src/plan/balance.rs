@@ -66,8 +66,8 @@ fn deal(set: &[u32], bytes: u64, loads: &[u64]) -> Vec<u64> {
     set.iter().map(|&rank| quota(loads[rank as usize])).collect()
 }
 
-/// A load that some source must carry whatever the plan: over ranks in order of falling load, the largest
-/// average of what only the first `k` hold.
+/// A load that some source must carry whatever the plan: what one rank alone holds, or, over ranks in order of
+/// falling load, the average of what only the first `k` hold.
 pub(super) fn bound(sets: &[(&[u32], u64)], loads: &[u64]) -> u64 {
     let mut order: Vec<usize> = (0..loads.len()).collect();
     order.sort_by_key(|&rank| std::cmp::Reverse(loads[rank]));
@@ -81,8 +81,9 @@ pub(super) fn bound(sets: &[(&[u32], u64)], loads: &[u64]) -> u64 {
             only_first[last] += bytes;
         }
     }
+    let alone = sets.iter().filter(|(set, _)| set.len() == 1).map(|(_, bytes)| *bytes).max().unwrap_or(0);
     let mut forced = 0;
-    (1..).zip(only_first).fold(0, |most: u64, (k, bytes)| {
+    (1..).zip(only_first).fold(alone, |most: u64, (k, bytes)| {
         forced += bytes;
         most.max(u64::div_ceil(forced, k))
     })
@@ -132,5 +133,7 @@ mod tests {
         let sets: [(&[u32], u64); 2] = [(&[0, 1, 2], 7), (&[], 0)];
         assert_eq!(bound(&sets, &[3, 2, 2]), 3);
         assert_eq!(bound(&[], &[]), 0);
+        let sets: [(&[u32], u64); 2] = [(&[0], 9), (&[1, 2], 10)];
+        assert_eq!(bound(&sets, &[9, 10, 0]), 9);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::error::{Holder, PlanError};
 use super::moves::DIMS_MAX;
+use crate::limits::PIECE_BOXES_MAX;
 use crate::region::{LocalTensor, Piece, Run};
 
 /// Bytes of a row-major tensor; `TooLarge` past 2^63, so that sums of a few stay in u64.
@@ -47,6 +48,10 @@ fn problem(hf: &[u64], locals: &[LocalTensor], piece: &Piece) -> Option<String> 
     }
     if piece.lead.is_some_and(|lead| lead >= local.shape[0]) {
         return Some(format!("lead {:?} of {} in `{}`", piece.lead, local.shape[0], local.name));
+    }
+    let boxes = piece.dims.iter().try_fold(1, |all: u64, runs| all.checked_mul(runs.len() as u64));
+    if boxes.is_none_or(|boxes| boxes > PIECE_BOXES_MAX) {
+        return Some(format!("its runs make more than {PIECE_BOXES_MAX} boxes"));
     }
     let order: Vec<usize> = match &piece.permute {
         None => (0..hf.len()).collect(),

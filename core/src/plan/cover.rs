@@ -101,8 +101,10 @@ fn cover(pieces: &[(u32, u32)], by_hf: &[Region], sets: &mut Interner<Vec<u32>>)
     }
     parts.sort();
     if overlap(&parts) {
-        parts = overlay(parts);
-        parts.sort();
+        let whole = parts[0].0;
+        let mut disjoint = Vec::new();
+        slabs(&parts.iter().collect::<Vec<_>>(), 0, whole, &mut disjoint);
+        parts = disjoint;
     }
     let atom = |(bounds, holders): (Hyperbox, Holders)| {
         let (ranks, pieces) = holders.into_iter().unzip();
@@ -113,10 +115,9 @@ fn cover(pieces: &[(u32, u32)], by_hf: &[Region], sets: &mut Interner<Vec<u32>>)
 
 /// Whether any two parts, sorted by first element, share one.
 fn overlap(parts: &[(Hyperbox, Holders)]) -> bool {
-    let end = |part: &Hyperbox| part.lo.at(0) + part.shape.at(0);
     let mut open: Vec<&Hyperbox> = Vec::new();
     for (part, _) in parts {
-        open.retain(|earlier| end(earlier) > part.lo.at(0));
+        open.retain(|earlier| earlier.end(0) > part.lo.at(0));
         if open.iter().any(|earlier| earlier.intersect(part).is_some()) {
             return true;
         }
@@ -125,32 +126,29 @@ fn overlap(parts: &[(Hyperbox, Holders)]) -> bool {
     false
 }
 
-/// Cuts parts that overlap into disjoint ones (C1). Quadratic, but layouts whose ranks hold partly the same
-/// elements of a tensor are rare, and the result is shared by all tensors that are cut alike.
-fn overlay(parts: Vec<(Hyperbox, Holders)>) -> Vec<(Hyperbox, Holders)> {
-    let mut atoms: Vec<(Hyperbox, Holders)> = Vec::new();
-    for (part, holders) in parts {
-        let mut fresh = vec![part];
-        let mut next = Vec::with_capacity(atoms.len() + 1);
-        for (bounds, held) in atoms {
-            let Some(common) = bounds.intersect(&part) else {
-                next.push((bounds, held));
-                continue;
-            };
-            next.extend(bounds.minus(&common).into_iter().map(|rest| (rest, held.clone())));
-            fresh = fresh.iter().flat_map(|rest| rest.minus(&common)).collect();
-            next.push((common, joined(held, &holders)));
-        }
-        next.extend(fresh.into_iter().map(|rest| (rest, holders.clone())));
-        atoms = next;
+/// Cuts parts that overlap into disjoint ones (C1): dim by dim, into the slabs between all ends of parts.
+/// Layouts whose ranks hold partly the same elements of a tensor are rare, and all tensors cut alike share this.
+fn slabs(parts: &[&(Hyperbox, Holders)], d: usize, slab: Hyperbox, out: &mut Vec<(Hyperbox, Holders)>) {
+    if d == slab.lo.rank() {
+        let mut holders: Holders = parts.iter().flat_map(|(_, holders)| holders).copied().collect();
+        holders.sort_unstable();
+        holders.dedup_by_key(|(rank, _)| *rank); // C2
+        return out.push((slab, holders));
     }
-    atoms
-}
-
-/// Both sets of holders; of two pieces of one rank, the first.
-fn joined(mut a: Holders, b: &Holders) -> Holders {
-    a.extend(b);
-    a.sort_unstable();
-    a.dedup_by_key(|(rank, _)| *rank); // C2
-    a
+    let ends = |(part, _): &&(Hyperbox, Holders)| [part.lo.at(d), part.end(d)];
+    let mut ends: Vec<u64> = parts.iter().flat_map(ends).collect();
+    ends.sort_unstable();
+    ends.dedup();
+    let mut coming = parts.to_vec();
+    coming.sort_by_key(|(part, _)| std::cmp::Reverse(part.lo.at(d)));
+    let mut open: Vec<&(Hyperbox, Holders)> = Vec::new();
+    for &[from, to] in ends.array_windows() {
+        open.retain(|(part, _)| part.end(d) > from);
+        while coming.last().is_some_and(|(part, _)| part.lo.at(d) == from) {
+            open.extend(coming.pop());
+        }
+        if !open.is_empty() {
+            slabs(&open, d + 1, slab.range(d, from, to), out);
+        }
+    }
 }

@@ -12,7 +12,7 @@ pub(super) struct Hyperbox {
 }
 
 impl Hyperbox {
-    fn end(&self, d: usize) -> u64 {
+    pub(super) fn end(&self, d: usize) -> u64 {
         self.lo.at(d) + self.shape.at(d)
     }
 
@@ -28,7 +28,12 @@ impl Hyperbox {
 
     /// Positions `from..to` (counted from the box's start) of dim `d`, all of the others.
     pub(super) fn rows(&self, d: usize, from: u64, to: u64) -> Self {
-        Self { lo: self.lo.with(d, self.lo.at(d) + from), shape: self.shape.with(d, to - from) }
+        self.range(d, self.lo.at(d) + from, self.lo.at(d) + to)
+    }
+
+    /// The same box with positions `from..to` of dim `d`.
+    pub(super) fn range(&self, d: usize, from: u64, to: u64) -> Self {
+        Self { lo: self.lo.with(d, from), shape: self.shape.with(d, to - from) }
     }
 
     /// What both hold, if anything.

@@ -132,6 +132,17 @@ fn sizes_that_cannot_be_real_are_refused() {
 }
 
 #[test]
+fn runs_whose_boxes_would_not_fit_in_memory_are_refused() {
+    let mut case = halves();
+    let extent = 1 << 12;
+    case.tensors[0].1 = vec![extent, extent];
+    let rank = &mut case.training[1];
+    rank.locals[0].shape = vec![extent, extent];
+    rank.pieces[0].dims = vec![(0..extent / 2).map(|i| Run { local: i, hf: 2 * i, len: 1 }).collect(); 2];
+    assert!(refusal(&case).to_string().ends_with("its runs make more than 1048576 boxes"));
+}
+
+#[test]
 fn names_that_come_twice_are_refused() {
     let mut case = halves();
     case.pools[0].replicas = vec!["1".into(), "0".into(), "1".into()];
