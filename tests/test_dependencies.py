@@ -285,8 +285,8 @@ class RulesCanFail(unittest.TestCase):
 
     def test_a_missing_and_a_stale_line_of_the_page_are_found(self):
         page = (ROOT / "docs/dependencies.md").read_text().replace("| wide |", "| narrow |")
-        found = list(page_findings(real_metadata(), page))
-        self.assertEqual([text.split()[0] for text in found], ["wide", "narrow"])
+        found = {text.split()[0] for text in page_findings(real_metadata(), page)}
+        self.assertLessEqual({"wide", "narrow"}, found)
 
     def test_a_manifest_of_its_own_mind_is_found(self):
         bare = {"package": {"version": {"workspace": True}, "license": "MIT"}}

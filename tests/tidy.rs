@@ -250,6 +250,9 @@ const RULES: &[Rule] = &[
     Rule {
         name: "lines end without blanks, files with one line end",
         find: |file| {
+            if file.is(".txt") {
+                return vec![]; // recorded output
+            }
             let mut found = File::lines(&file.text, |line| {
                 line.ends_with([' ', '\t', '\r']).then(|| "ends with a blank".into())
             });
@@ -259,7 +262,7 @@ const RULES: &[Rule] = &[
             found
         },
         bad: &[("a.md", "x \n"), ("a.md", "x"), ("a.md", "x\n\n"), ("a.md", "x\r\n")],
-        good: &[("a.md", "x\n\ny\n"), ("empty.txt", "")],
+        good: &[("a.md", "x\n\ny\n"), ("empty.md", ""), ("tests/cli/help.txt", "x \n")],
     },
 ];
 

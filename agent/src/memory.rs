@@ -23,7 +23,7 @@
 //! M5: every access is checked against the length of its mapping. Offsets are checked when a plan is compiled, so
 //! a violation here is a bug of this program: it panics, which ends the task and fails the round.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "maps memory that other processes share")]
 
 mod batch;
 mod mapping;
