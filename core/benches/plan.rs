@@ -2,6 +2,7 @@
 //! starts, one rank at a time, so a row is the planner alone; figures of peers are in the row's `peer`.
 
 #![expect(clippy::print_stdout, reason = "a bench prints its table")]
+#![expect(clippy::disallowed_types, reason = "a bench has a clock")]
 
 #[path = "../tests/plan/tables.rs"]
 mod tables;
