@@ -248,6 +248,18 @@ const RULES: &[Rule] = &[
         good: &[("examples/a.yaml", "a: 1\n---\nb: [x, y]\n"), ("core/testdata/broken.yaml", "a: [1\n")],
     },
     Rule {
+        name: "links between pages lead somewhere",
+        find: |file| {
+            let folder = root().join(&file.path).parent().map(Path::to_path_buf).unwrap_or_default();
+            let targets = file.text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+            let local = targets.filter(|target| !target.is_empty() && !target.contains("://"));
+            let dead = local.filter(|target| file.is(".md") && !folder.join(target).exists());
+            dead.map(|target| format!("`{target}` does not exist")).collect()
+        },
+        bad: &[("docs/a.md", "[x](nowhere.md)\n"), ("a.md", "[x](docs/nowhere.md#part)\n")],
+        good: &[("a.md", "[x](Cargo.toml) [y](#part) [z](https://example.org)\n")],
+    },
+    Rule {
         name: "lines end without blanks, files with one line end",
         find: |file| {
             if file.is(".txt") {
@@ -315,16 +327,19 @@ fn comments_and_literals_are_not_code() {
     }
 }
 
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
 /// The files of the checkout that git tracks or would track, as text.
 fn tree() -> Vec<File> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let listing = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
-    let git = Command::new("git").args(listing).current_dir(root).output().expect("git is installed");
+    let git = Command::new("git").args(listing).current_dir(root()).output().expect("git is installed");
     assert!(git.status.success(), "git ls-files: {}", String::from_utf8_lossy(&git.stderr));
     let paths = String::from_utf8(git.stdout).expect("paths are UTF-8");
     let paths = paths.split_terminator('\0').filter(|path| !["Cargo.lock", "LICENSE"].contains(path));
     let read =
-        |path: &str| Some(File { path: path.into(), text: std::fs::read_to_string(root.join(path)).ok()? });
+        |path: &str| Some(File { path: path.into(), text: std::fs::read_to_string(root().join(path)).ok()? });
     let files: Vec<File> = paths.filter_map(read).collect();
     assert!(files.len() > 20, "only {} files found", files.len());
     files
