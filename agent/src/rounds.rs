@@ -115,7 +115,7 @@ impl RoundDriver {
         Self {
             node: Node::new(incarnation, seats.clone()),
             started: Instant::now(),
-            clients: Clients::new(incarnation, seats.clone()),
+            clients: Clients::new(seats.clone()),
             desks: seats.iter().map(|_| Desk::default()).collect(),
             data: Data::new(bytes, security, seats.len(), sender),
             peers,

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc};
+use weightrefit_core::id::Incarnation;
 
 /// The agent socket could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -78,8 +79,8 @@ impl Listener {
         Ok(Self { socket: UnixListener::bind(path).map_err(io)?, path: path.to_owned() })
     }
 
-    /// Accepts connections until dropped.
-    pub async fn serve(self, events: mpsc::Sender<ClientEvent>) {
+    /// Accepts connections until dropped; `agent` is what they are welcomed with.
+    pub async fn serve(self, agent: Incarnation, events: mpsc::Sender<ClientEvent>) {
         let room = Arc::new(Semaphore::new(limits::CLIENTS_MAX));
         let mut next = 0;
         loop {
@@ -101,7 +102,7 @@ impl Listener {
             next += 1;
             let (client, events) = (ClientId(next), events.clone());
             tokio::spawn(async move {
-                client::serve(client, stream, events).await;
+                client::serve(client, agent, stream, events).await;
                 drop(permit);
             });
         }

@@ -165,7 +165,7 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
     }
 
     let (client_events, clients) = mpsc::channel(limits::EVENTS_MAX);
-    tokio::spawn(agent_socket.serve(client_events));
+    tokio::spawn(agent_socket.serve(incarnation, client_events));
     let (peer_events, peer_inbox) = mpsc::channel(limits::EVENTS_MAX);
     let links = Links::new(peer_events);
     let refused = metrics.clone();

@@ -2,59 +2,23 @@
 
 mod support;
 
-use serde_json::json;
 use support::client::{Client, Engine, Trainer};
 use support::coordinator::Coordinator;
-use support::{Agent, wait_for};
-use weightrefit_core::dtype::DType;
-use weightrefit_core::round::message::{ContentSum, Timeouts};
-use weightrefit_proto::refit::{OnReplicaFailure, Policy, Pool, Refit, Tensor};
+use support::{Agent, tiny_refit, wait_for};
+use weightrefit_core::round::message::ContentSum;
 use weightrefit_proto::report::RoundOutcome;
 use weightrefit_proto::socket::{AgentFrame, ClientFrame, ReleaseKind, Role};
 
-/// One f32 tensor of 8 × 4: whole on the one training rank, cut by rows on two inference ranks.
-fn refit() -> Refit {
-    let layout = |world: u64, cut: serde_json::Value| {
-        json!({
-            "layout": "v1", "sizes": {"tp": world}, "world": world, "grids": {"all": ["tp"]}, "axes": {"none": []},
-            "stages": {"axis": "none", "layers": [[0, 1]]},
-            "rules": [{"hf": "w", "to": "w", "cut": cut}],
-        })
-    };
-    let by_rows = json!([{"dim": 0, "by": "tp"}]);
-    let timeouts = Timeouts {
-        publish_ms: 10_000,
-        prepare_ms: 10_000,
-        pause_ms: 10_000,
-        transfer_ms: 10_000,
-        verify_ms: 10_000,
-        commit_ms: 10_000,
-        resume_ms: 10_000,
-        total_ms: 60_000,
-    };
-    Refit {
-        tensors: vec![Tensor { name: "w".into(), shape: vec![8, 4], dtype: DType::F32 }],
-        training: layout(1, by_rows.clone()),
-        pools: vec![Pool { name: "default".into(), layout: layout(2, by_rows), min_replicas: 1 }],
-        policy: Policy {
-            timeouts,
-            on_replica_failure: OnReplicaFailure::FenceReplica,
-            encrypt_bytes: true,
-            verify: true,
-        },
-    }
-}
-
 #[test]
 fn published_weights_arrive_verified_and_are_committed() {
-    let coordinator = Coordinator::start(refit());
+    let coordinator = Coordinator::start(tiny_refit());
     let trainer_agent = Agent::start(&coordinator, "trainer", &["training/0"]);
     let claims = ["inference/default/a/0", "inference/default/a/1"];
     let mut engine_agent = Agent::start(&coordinator, "engine", &claims);
-    let mut trainer = Trainer::start(&trainer_agent.socket, 0, &[8, 4]);
+    let trainer = Trainer::start(&trainer_agent.socket, 0, &[8, 4]);
     let mut engines = [0, 1].map(|rank| Engine::start(&engine_agent.socket, "a", rank, &[4, 4]));
     coordinator.configure(1, &["trainer", "engine"]);
-    assert_eq!(trainer.client.expect("registration"), AgentFrame::Registered {});
+    let mut trainer = trainer.registered();
     let mut driver = Client::hello(&trainer_agent.socket, 1, Role::Driver {}).welcome();
     assert_eq!(trainer_agent.get("/readyz").0, 200, "ranks that do not serve are ready");
     for step in 1..=3 {

@@ -18,7 +18,7 @@ use weightrefit_core::id::Incarnation;
 use weightrefit_core::membership::Seat;
 use weightrefit_core::round::io::Slot;
 use weightrefit_core::round::message::EngineRecord;
-use weightrefit_proto::socket::{AgentFrame, ClientFrame, PROTOCOL, Role};
+use weightrefit_proto::socket::{AgentFrame, ClientFrame, Role};
 
 /// What the round driver has to know or do.
 #[derive(Debug)]
@@ -74,16 +74,15 @@ struct Place {
 /// All connections of the agent socket.
 #[derive(Debug)]
 pub(super) struct Clients {
-    agent: Incarnation,
     seats: Vec<Seat>,
     places: Vec<Place>,
     clients: BTreeMap<ClientId, Client>,
 }
 
 impl Clients {
-    pub(super) fn new(agent: Incarnation, seats: Vec<Seat>) -> Self {
+    pub(super) fn new(seats: Vec<Seat>) -> Self {
         let places = seats.iter().map(|_| Place::default()).collect();
-        Self { agent, seats, places, clients: BTreeMap::new() }
+        Self { seats, places, clients: BTreeMap::new() }
     }
 
     /// Takes what a connection says.
@@ -225,8 +224,6 @@ impl Clients {
             self.clients.insert(id, client);
             return vec![News::Refused { code: Code::Unsupported }];
         }
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        send(&client, AgentFrame::Welcome { protocol: PROTOCOL, agent: self.agent, version }, Vec::new());
         let mut news = match &client.who {
             Some(Who::Engine(record)) => vec![News::Hello { record: *record }],
             _ => Vec::new(),

@@ -125,14 +125,19 @@ impl Refusal {
 }
 
 /// Serves one connection to its end. `events` is bounded; a slow reader of it slows the client.
-pub(super) async fn serve(client: ClientId, stream: UnixStream, events: mpsc::Sender<ClientEvent>) {
+pub(super) async fn serve(
+    client: ClientId,
+    agent: Incarnation,
+    stream: UnixStream,
+    events: mpsc::Sender<ClientEvent>,
+) {
     let (mut read, write) = stream.into_split();
     let (outgoing, queue) = mpsc::channel(limits::OUTBOX_FRAMES_MAX);
     let writer = tokio::spawn(write_all(write, queue));
     let end = Arc::new(Notify::new());
     let outbox = Outbox { frames: outgoing, end: Arc::clone(&end) };
     let refusal = tokio::select! {
-        result = converse(client, &mut read, &outbox, &events) => result.err(),
+        result = converse((client, agent), &mut read, &outbox, &events) => result.err(),
         () = end.notified() => None,
     };
     let told = refusal.as_ref().and_then(Refusal::told);
@@ -154,7 +159,7 @@ pub(super) async fn serve(client: ClientId, stream: UnixStream, events: mpsc::Se
 }
 
 async fn converse(
-    client: ClientId,
+    (client, agent): (ClientId, Incarnation),
     read: &mut OwnedReadHalf,
     outbox: &Outbox,
     events: &mpsc::Sender<ClientEvent>,
@@ -172,6 +177,9 @@ async fn converse(
         check_world(world)?;
     }
     let kind = Kind::of(&role);
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    // The queue is empty yet.
+    let _ = outbox.send(AgentFrame::Welcome { protocol: PROTOCOL, agent, version }, Vec::new());
     let joined = ClientEvent::Joined { client, instance, role, outbox: outbox.clone() };
     if events.send(joined).await.is_err() {
         return Ok(());

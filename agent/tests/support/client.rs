@@ -102,6 +102,12 @@ impl Trainer {
         Self { client, memory: File::from(memory) }
     }
 
+    /// Waits until it may publish.
+    pub fn registered(mut self) -> Self {
+        assert_eq!(self.client.expect("registration"), AgentFrame::Registered {});
+        self
+    }
+
     /// Writes the values and publishes.
     pub fn publish(&mut self, step: i64, values: &[f32]) {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();

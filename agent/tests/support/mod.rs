@@ -6,14 +6,52 @@ pub mod client;
 pub mod coordinator;
 
 use coordinator::Coordinator;
+use serde_json::json;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+use weightrefit_core::dtype::DType;
+use weightrefit_core::id::Sha256;
+use weightrefit_core::round::message::Timeouts;
+use weightrefit_proto::refit::{OnReplicaFailure, Policy, Pool, Refit, Tensor};
 
 /// Longest wait for something that happens in milliseconds; reached only by a test that fails.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One f32 tensor of 8 × 4: whole on the one training rank, cut by rows on two inference ranks.
+pub fn tiny_refit() -> Refit {
+    let layout = |world: u64, cut: serde_json::Value| {
+        json!({
+            "layout": "v1", "sizes": {"tp": world}, "world": world, "grids": {"all": ["tp"]}, "axes": {"none": []},
+            "stages": {"axis": "none", "layers": [[0, 1]]},
+            "rules": [{"hf": "w", "to": "w", "cut": cut}],
+        })
+    };
+    let by_rows = json!([{"dim": 0, "by": "tp"}]);
+    let timeouts = Timeouts {
+        publish_ms: 10_000,
+        prepare_ms: 10_000,
+        pause_ms: 10_000,
+        transfer_ms: 10_000,
+        verify_ms: 10_000,
+        commit_ms: 10_000,
+        resume_ms: 10_000,
+        total_ms: 60_000,
+    };
+    Refit {
+        tensors: vec![Tensor { name: "w".into(), shape: vec![8, 4], dtype: DType::F32 }],
+        training: layout(1, by_rows.clone()),
+        pools: vec![Pool { name: "default".into(), layout: layout(2, by_rows), min_replicas: 1 }],
+        policy: Policy {
+            timeouts,
+            on_replica_failure: OnReplicaFailure::FenceReplica,
+            encrypt_bytes: true,
+            verify: true,
+        },
+    }
+}
 
 /// Waits until `what` yields something. Polls, since the thing waited for is in another process.
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -35,26 +73,46 @@ pub struct Agent {
     pub metrics: String,
     pub round: String,
     pub bytes: String,
-    directory: PathBuf,
+    pub key: Sha256,
 }
 
 impl Agent {
-    /// Starts the binary with these claims and waits until it serves.
-    pub fn start(coordinator: &Coordinator, name: &str, claims: &[&str]) -> Self {
+    /// The command line of an agent with these claims; `changes` replace flags.
+    pub fn command(
+        coordinator: &Coordinator,
+        name: &str,
+        claims: &[&str],
+        changes: &[(&str, &str)],
+    ) -> Command {
         let directory = coordinator.directory.path().join(name);
         std::fs::create_dir_all(&directory).expect("a directory");
-        let socket = directory.join("run").join("agent.sock");
-        let token = directory.join("token");
-        std::fs::write(&token, coordinator.token()).expect("a token");
+        let path = |file: &str| directory.join(file).to_str().expect("text").to_owned();
+        std::fs::write(path("token"), coordinator.token()).expect("a token");
+        let mut flags = vec![
+            ("--coordinator", coordinator.address.clone()),
+            ("--coordinator-name", "coordinator.test".to_owned()),
+            ("--trust-bundle", coordinator.bundle.to_str().expect("text").to_owned()),
+            ("--token", path("token")),
+            ("--socket", path("run/agent.sock")),
+            ("--refit", "ns/refit".to_owned()),
+            ("--pod-uid", name.to_owned()),
+            ("--listen", "127.0.0.1".to_owned()),
+            ("--metrics", "127.0.0.1:0".to_owned()),
+            ("--log-format", "json".to_owned()),
+        ];
+        flags.extend(claims.iter().map(|claim| ("--claim", (*claim).to_owned())));
         let mut command = Command::new(env!("CARGO_BIN_EXE_weightrefit-agent"));
-        command.args(["--coordinator", &coordinator.address, "--coordinator-name", "coordinator.test"]);
-        command.args(["--trust-bundle".as_ref(), coordinator.bundle.as_os_str()]);
-        command.args(["--token".as_ref(), token.as_os_str(), "--socket".as_ref(), socket.as_os_str()]);
-        command.args(["--refit", "ns/refit", "--pod-uid", name, "--listen", "127.0.0.1"]);
-        command.args(["--metrics", "127.0.0.1:0", "--log-format", "json"]);
-        for claim in claims {
-            command.args(["--claim", claim]);
+        for (flag, value) in flags {
+            let changed = changes.iter().find(|(changed, _)| *changed == flag);
+            command.args([flag, changed.map_or(&value, |(_, value)| *value)]);
         }
+        command
+    }
+
+    /// Starts the binary with these claims and waits until it serves.
+    pub fn start(coordinator: &Coordinator, name: &str, claims: &[&str]) -> Self {
+        let mut command = Self::command(coordinator, name, claims, &[]);
+        let socket = coordinator.directory.path().join(name).join("run").join("agent.sock");
         let mut process = command.stderr(Stdio::piped()).spawn().expect("the agent starts");
         let mut log = BufReader::new(process.stderr.take().expect("is piped"));
         let (mut metrics, mut started) = (String::new(), serde_json::Value::Null);
@@ -77,7 +135,8 @@ impl Agent {
             }
         });
         let text = |field: &str| started[field].as_str().expect(field).to_owned();
-        Self { process, socket, metrics, round: text("round"), bytes: text("bytes"), directory }
+        let key = text("key").parse().expect("a key");
+        Self { process, socket, metrics, round: text("round"), bytes: text("bytes"), key }
     }
 
     /// One GET of the metrics server: status and body.
@@ -108,9 +167,9 @@ impl Agent {
         wait_for("end of the agent", || self.process.try_wait().expect("a child"))
     }
 
-    /// Its directory.
-    pub fn directory(&self) -> &Path {
-        &self.directory
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
     }
 
     /// Whether it still runs.
