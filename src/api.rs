@@ -8,5 +8,8 @@ pub mod policy;
 pub mod problem;
 pub mod ranks;
 pub mod refit;
+pub mod resolve;
 mod strict;
+pub mod supported;
+mod wire;
 mod yaml;

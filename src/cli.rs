@@ -4,7 +4,12 @@ mod completion;
 mod explain;
 mod failure;
 mod input;
+mod json;
+mod layout;
+mod plan;
 mod printer;
+mod table;
+mod tensors;
 mod validate;
 mod version;
 
@@ -31,6 +36,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Plan(plan::Plan),
+    Layout(layout::Layout),
     Validate(validate::Validate),
     Explain(explain::Explain),
     Completion(completion::Completion),
@@ -63,6 +70,8 @@ pub fn main() -> ExitCode {
 
 fn run(command: Command, printer: &Printer) -> Result<(), Failure> {
     match command {
+        Command::Plan(command) => command.run(printer),
+        Command::Layout(command) => command.run(printer),
         Command::Validate(command) => command.run(printer),
         Command::Explain(command) => command.run(printer),
         Command::Completion(command) => command.run(printer),

@@ -30,18 +30,12 @@ pub const KEY_MAX: usize = 253;
 /// Size of one parallel axis in a preset: an axis is never larger than its side.
 pub const AXIS_SIZE_MAX: i32 = RANKS_MAX;
 
-/// Bytes of one file given with `-f`, `--document` or `--recording`: a ConfigMap holds 1 MiB, so this is some
+/// Bytes of one file given with `-f`, `--document` or `--tensors`: a ConfigMap holds 1 MiB, so this is some
 /// sixty of them; a larger file is not a manifest but a mistake (a weights file, most likely).
 pub const INPUT_FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes that gzip data of a ConfigMap may expand to: a tensor table of a million tensors, and no zip bomb.
 pub const INFLATED_BYTES_MAX: u64 = 256 << 20;
-
-/// Bytes of JSON at the head of a safetensors file; the format's own limit.
-pub const SAFETENSORS_HEADER_BYTES_MAX: u64 = 100_000_000;
-
-/// Shards that an index file may name: the largest published checkpoints have a few hundred.
-pub const WEIGHT_SHARDS_MAX: usize = 16_384;
 
 /// Connections that shake hands at once: a thundering herd of agents after a restart waits in the backlog.
 pub const HANDSHAKES_MAX: usize = 256;

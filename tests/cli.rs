@@ -4,7 +4,8 @@
 //! - `file NAME <<END` … `END`: writes a file into the command's folder,
 //! - `safetensors NAME [LENGTH] HEADER + N`: writes a safetensors file with that JSON header and N zero bytes of
 //!   data; LENGTH replaces the true header length (a file that lies),
-//! - `edit NAME: OLD => NEW`: writes NAME as first given, with OLD replaced (OLD must be there),
+//! - `edit NAME: OLD => NEW`: writes NAME as first given, with OLD replaced (OLD must be there; `\n` is a line end),
+//! - `also NAME: OLD => NEW`: the same on top of the edits before it,
 //! - `$ weightrefit ARGS`: runs it; below stand `exit N` and the lines of stdout (`out|`) and stderr (`err|`),
 //! - anything else: prose.
 //!
@@ -35,7 +36,7 @@ macro_rules! transcripts {
     };
 }
 
-transcripts! { explain help validate }
+transcripts! { bad_input explain help layout plan validate }
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli")
@@ -82,12 +83,15 @@ fn run_all(transcript: &str) -> String {
             writeln!(out, "{text}END").expect("String");
             fs::write(home.path().join(name), &text).expect(name);
             pristine.insert(name, text);
-        } else if let Some(rest) = line.strip_prefix("edit ") {
+        } else if let Some(rest) = line.strip_prefix("edit ").or_else(|| line.strip_prefix("also ")) {
             let (name, change) = rest.split_once(": ").expect(line);
             let (old, new) = change.split_once(" => ").expect(line);
-            let text = pristine.get(name).expect(line);
-            assert!(text.contains(old), "{line}: `{old}` is not there");
-            fs::write(home.path().join(name), text.replacen(old, &new.replace("\\n", "\n"), 1)).expect(line);
+            let (old, new) = (old.replace("\\n", "\n"), new.replace("\\n", "\n"));
+            let path = home.path().join(name);
+            let first = line.starts_with("edit ");
+            let text = if first { pristine[name].clone() } else { fs::read_to_string(&path).expect(line) };
+            assert!(text.contains(&old), "{line}: `{old}` is not there");
+            fs::write(path, text.replacen(&old, &new, 1)).expect(line);
         } else if let Some(rest) = line.strip_prefix("safetensors ") {
             let (name, bytes) = safetensors(rest);
             fs::write(home.path().join(name), bytes).expect(line);

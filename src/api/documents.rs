@@ -162,12 +162,13 @@ impl Documents {
         path: &FieldPath,
         key: &ConfigMapKey,
     ) -> Result<Vec<u8>, Refusal> {
-        let namespace = &refit.value.metadata.namespace;
-        let here = || self.config_maps.iter().filter(|map| map.value.metadata.namespace == *namespace);
-        let Some(map) = here().find(|map| map.value.metadata.name == key.name) else {
-            let given = here().map(|map| map.value.metadata.name.clone()).collect();
-            let problem =
-                Problem::NotGiven { kind: "ConfigMap", name: format!("{namespace}/{}", key.name), given };
+        let wanted = format!("{}/{}", refit.value.metadata.namespace, key.name);
+        let name = |map: &Document<ConfigMap>| {
+            format!("{}/{}", map.value.metadata.namespace, map.value.metadata.name)
+        };
+        let Some(map) = self.config_maps.iter().find(|map| name(map) == wanted) else {
+            let given = self.config_maps.iter().map(name).collect();
+            let problem = Problem::NotGiven { kind: "ConfigMap", name: wanted, given };
             return Err(refit.refuse(path.key("name"), problem));
         };
         if let Some(text) = map.value.data.get(&key.key) {
@@ -215,8 +216,9 @@ fn once<T>(earlier: &[Document<T>], new: &Document<T>, of: impl Fn(&T) -> &Metad
 /// Base64 to bytes, inflated when they are gzip.
 fn decode(encoded: &str) -> Result<Vec<u8>, String> {
     let compact: String = encoded.split_ascii_whitespace().collect();
-    let bytes =
-        base64::engine::general_purpose::STANDARD.decode(compact).map_err(|error| error.to_string())?;
+    let bytes = base64::engine::general_purpose::STANDARD
+        .decode(compact)
+        .map_err(|error| error.to_string().trim_end_matches('.').to_owned())?;
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return Ok(bytes);
     }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 use weightrefit_core::code::Code;
+use weightrefit_core::layout::LayoutError;
+use weightrefit_core::model::TableError;
 
 /// Path of a field: `spec.inference.pools[0].name`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -223,6 +225,22 @@ pub enum Problem {
         /// Its keys.
         given: Vec<String>,
     },
+    /// The layout has another number of ranks than its side.
+    #[error("the layout has {world} ranks, but {field} is {ranks}")]
+    OtherWorld {
+        /// Ranks of the layout.
+        world: u32,
+        /// Ranks of the side.
+        ranks: i32,
+        /// The field that says it.
+        field: &'static str,
+    },
+    /// A layout that does not hold together, or does not fit the model.
+    #[error(transparent)]
+    Layout(Box<LayoutError>),
+    /// A list of tensors that cannot be used.
+    #[error(transparent)]
+    Table(Box<TableError>),
     /// Data of a ConfigMap that cannot be decoded.
     #[error("key `{key}` cannot be decoded: {reason}")]
     Undecodable {
@@ -270,6 +288,9 @@ impl Problem {
                 None => format!("Add the file that holds {kind} `{name}` with `-f`."),
             },
             Self::NoSuchKey { key, given, .. } => near_or_all(key, given),
+            Self::OtherWorld { .. } => "Correct `world` of the layout, or the size of the side.".into(),
+            Self::Layout(error) => layout_hint(error).into(),
+            Self::Table(_) => "Correct the list of tensors: name, shape and dtype of each, once.".into(),
             Self::Undecodable { .. } => {
                 "Write the text under `data`, or base64 (of gzip, if you like) under `binaryData`.".into()
             }
@@ -278,21 +299,69 @@ impl Problem {
 
     /// The code under which resource conditions show it.
     #[must_use]
-    pub const fn code(&self) -> Option<Code> {
+    pub fn code(&self) -> Option<Code> {
         match self {
+            Self::OtherWorld { .. } => Some(Code::LayoutRejected),
+            Self::Layout(error) => Some(error.code()),
+            Self::Table(error) => Some(error.code()),
             Self::Unsupported { .. } => Some(Code::Unsupported),
             _ => None,
         }
     }
 }
 
+impl From<LayoutError> for Problem {
+    fn from(error: LayoutError) -> Self {
+        Self::Layout(Box::new(error))
+    }
+}
+
+impl From<TableError> for Problem {
+    fn from(error: TableError) -> Self {
+        Self::Table(Box::new(error))
+    }
+}
+
+/// The remedy where one is nearer at hand than that of the code.
+pub(crate) fn layout_hint(error: &LayoutError) -> &'static str {
+    match error {
+        LayoutError::NoRule { .. } => {
+            "Add a rule for the tensor, or put it under `ignore` where this side has no such tensor."
+        }
+        LayoutError::Uncut { .. } => {
+            "Give that cut `kind: chunk` or `kind: balanced` if the side cuts unevenly, or choose a size that divides."
+        }
+        LayoutError::SlotHole { .. } => "Number the slots of a local tensor 0, 1, … without a hole.",
+        LayoutError::SlotTwice { .. } => "Give each tensor of a local tensor its own slot.",
+        LayoutError::StackHole { .. } => {
+            "A stack needs every expert of its rank: correct `expert`, or the tensors."
+        }
+        LayoutError::GridWorld { .. } => {
+            "Correct `sizes` or `world`; one axis of a grid may be left out and then follows from `world`."
+        }
+        LayoutError::UnknownPreset { .. } | LayoutError::PresetRevision { .. } => {
+            "`weightrefit layout presets` lists them with their revisions."
+        }
+        LayoutError::PresetNeedsModel { .. } => {
+            "Choose model type HuggingFaceConfig, or give the layout inline."
+        }
+        LayoutError::StagesUneven { .. }
+        | LayoutError::PresetLayers { .. }
+        | LayoutError::PresetTied { .. } => {
+            "Give the layout inline: a preset does not guess how this model is split."
+        }
+        LayoutError::TensorGap { .. } => {
+            "Correct the cuts of that tensor's rule, or the stages that hold it."
+        }
+        _ => error.code().remedy(),
+    }
+}
+
 /// The known name that `name` is a typo of, if one is near enough.
 pub(crate) fn nearest<'k>(name: &str, known: &'k [String]) -> Option<&'k str> {
-    let lower = name.to_lowercase();
-    let score = |candidate: &str| strsim::jaro_winkler(&lower, &candidate.to_lowercase());
-    let best = known.iter().max_by(|a, b| score(a).total_cmp(&score(b)))?;
+    let near = weightrefit_core::nearest::nearest(name, known.iter().map(String::as_str))?;
     // 0.8 lets one or two wrong letters pass and keeps unrelated words apart.
-    (score(best) > 0.8).then_some(best)
+    (strsim::jaro_winkler(&name.to_lowercase(), &near.to_lowercase()) > 0.8).then_some(near)
 }
 
 fn near_or_all(name: &str, known: &[String]) -> String {

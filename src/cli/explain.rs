@@ -32,13 +32,13 @@ impl Explain {
                     "{code}\n\nWhat happened:  {what}\nBy itself:      {policy}\nWhat to do:     {remedy}"
                 ))
             }
-            (Some(code), Output::Json) => printer.json(&explanation(code)),
+            (Some(code), Output::Json) => printer.json(&explanation(code), 1),
             (None, Output::Table) => {
                 let row = |code: &Code| format!("{code:<22}{}", code.sentence());
                 printer.data(&Code::ALL.iter().map(row).collect::<Vec<_>>().join("\n"))
             }
             (None, Output::Json) => {
-                printer.json(&Code::ALL.iter().map(|&code| explanation(code)).collect::<Vec<_>>())
+                printer.json(&Code::ALL.iter().map(|&code| explanation(code)).collect::<Vec<_>>(), 1)
             }
         }
     }

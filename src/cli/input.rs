@@ -1,13 +1,15 @@
 //! Files that commands read.
 
-use crate::api::documents::{Documents, SourceText};
+use crate::api::documents::{Document, Documents, SourceText};
+use crate::api::problem::nearest;
+use crate::api::refit::WeightRefit;
 use crate::cli::{Failure, Printer};
 use crate::limits;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// `-f` and what picks one refit among its documents.
+/// `-f`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Files {
     /// YAML that `kubectl apply` takes: the WeightRefit and the ConfigMaps it names; repeatable, `-` is stdin
@@ -17,21 +19,57 @@ pub(crate) struct Files {
 
 impl Files {
     pub(crate) fn documents(&self, printer: &Printer) -> Result<Documents, Failure> {
-        let mut sources = Vec::new();
-        for path in &self.files {
-            sources.push(SourceText { file: path.display().to_string(), text: text(path)? });
+        documents(&self.files, printer)
+    }
+}
+
+/// The documents of `files`, at least one WeightRefit among them.
+pub(crate) fn documents(files: &[PathBuf], printer: &Printer) -> Result<Documents, Failure> {
+    let mut sources = Vec::new();
+    for path in files {
+        sources.push(SourceText { file: path.display().to_string(), text: text(path)? });
+    }
+    let documents = Documents::parse(&sources)?;
+    for ignored in &documents.ignored {
+        printer.note(&format!("{}: {} `{}` is not used here", ignored.file, ignored.kind, ignored.name));
+    }
+    if documents.refits.is_empty() {
+        return Err(Failure::refused(
+            "no WeightRefit in the given files",
+            "Add the file that holds it with `-f`.",
+        ));
+    }
+    Ok(documents)
+}
+
+/// Which refit a command is about.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Which {
+    /// Name of the WeightRefit, where the files hold several
+    #[arg(value_name = "REFIT")]
+    refit: Option<String>,
+}
+
+impl Which {
+    pub(crate) fn of<'d>(&self, documents: &'d Documents) -> Result<&'d Document<WeightRefit>, Failure> {
+        let names: Vec<String> =
+            documents.refits.iter().map(|refit| refit.value.metadata.name.clone()).collect();
+        let all = || names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        match (&self.refit, documents.refits.as_slice()) {
+            (None, [one]) => Ok(one),
+            (None, _) => Err(Failure::usage(
+                format!("the files hold {} WeightRefits", names.len()),
+                format!("Name one of them: {}.", all()),
+            )),
+            (Some(name), refits) => {
+                let found = refits.iter().find(|refit| refit.value.metadata.name == *name);
+                found.ok_or_else(|| {
+                    let hint = nearest(name, &names).map(|near| format!("Did you mean `{near}`?"));
+                    let hint = hint.unwrap_or_else(|| format!("The files hold: {}.", all()));
+                    Failure::refused(format!("WeightRefit `{name}` is not in the given files"), hint)
+                })
+            }
         }
-        let documents = Documents::parse(&sources)?;
-        for ignored in &documents.ignored {
-            printer.note(&format!("{}: {} `{}` is not used here", ignored.file, ignored.kind, ignored.name));
-        }
-        if documents.refits.is_empty() {
-            return Err(Failure::refused(
-                "no WeightRefit in the given files",
-                "Add the file that holds it with `-f`.",
-            ));
-        }
-        Ok(documents)
     }
 }
 

@@ -1,7 +1,8 @@
 //! The one owner of stdout and stderr: data to the first, everything else to the second, no meaning in colour.
 
 use crate::cli::failure::{Exit, Failure};
-use std::io::{self, ErrorKind, Write};
+use crate::cli::json;
+use std::io::{self, BufWriter, ErrorKind, Write};
 
 /// Writes what commands have to say.
 #[derive(Debug)]
@@ -18,20 +19,21 @@ impl Printer {
     /// When stdout cannot be written. A reader that went away (`| head`) is no error: it has what it wanted.
     pub fn data(&self, text: &str) -> Result<(), Failure> {
         let mut out = io::stdout().lock();
-        let written =
-            out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush());
-        match written {
-            Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::failed(error)),
-            _ => Ok(()),
-        }
+        finish(out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()))
     }
 
-    /// Data as JSON, indented, to stdout.
+    /// Data as JSON to stdout, in lines down to `depth`; piece by piece, because a plan is too large to be held
+    /// once more as text.
     ///
     /// # Errors
     /// As [`Printer::data`].
-    pub fn json(&self, value: &impl serde::Serialize) -> Result<(), Failure> {
-        self.data(&serde_json::to_string_pretty(value).map_err(Failure::failed)?)
+    pub fn json(&self, value: &impl serde::Serialize, depth: usize) -> Result<(), Failure> {
+        let mut out = BufWriter::new(io::stdout().lock());
+        match json::write(&mut out, value, depth) {
+            Ok(()) => finish(out.write_all(b"\n").and_then(|()| out.flush())),
+            Err(error) if error.is_io() => finish(Err(error.into())),
+            Err(error) => Err(Failure::failed(error)),
+        }
     }
 
     /// Something worth knowing, to stderr.
@@ -41,7 +43,8 @@ impl Printer {
 
     /// The error, its causes and the remedy, to stderr; returns the exit code.
     pub(crate) fn failure(&self, failure: &Failure) -> Exit {
-        let mut text = format!("error: {}\n", failure.error);
+        let code = failure.code.map(|code| format!("{code}: ")).unwrap_or_default();
+        let mut text = format!("error: {code}{}\n", failure.error);
         let mut cause = failure.error.source();
         while let Some(error) = cause {
             text.push_str(&format!("  caused by: {error}\n"));
@@ -64,5 +67,12 @@ impl Printer {
     /// Nothing can be done when stderr cannot be written: the exit code still tells.
     fn say(&self, text: &str) {
         let _ = io::stderr().lock().write_all(text.as_bytes());
+    }
+}
+
+fn finish(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::failed(error)),
+        _ => Ok(()),
     }
 }

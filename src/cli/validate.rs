@@ -1,24 +1,69 @@
 //! `weightrefit validate`.
 
+use crate::api::documents::{Document, Documents};
+use crate::api::problem::{Problem, Refusal};
+use crate::api::refit::WeightRefit;
+use crate::api::resolve::{Options, resolve};
+use crate::api::supported;
 use crate::cli::input::Files;
-use crate::cli::{Failure, Printer};
+use crate::cli::{Failure, Printer, tensors};
+use std::path::PathBuf;
+use weightrefit_core::model::TensorTable;
 
 /// Check the documents that `kubectl apply` would take, without a cluster
+///
+/// Fields are always checked. Layouts, and whether the two sides fit each other, are checked as far as the files
+/// hold what that takes; stderr says what was left out.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Validate {
     #[command(flatten)]
     files: Files,
+    /// Tensors in place of `spec.model`: a safetensors file, a `model.safetensors.index.json` beside its shards,
+    /// or `{"tensors": [{"name", "shape", "dtype"}]}`
+    #[arg(long, value_name = "FILE")]
+    tensors: Option<PathBuf>,
 }
 
 impl Validate {
     pub(crate) fn run(self, printer: &Printer) -> Result<(), Failure> {
         let documents = self.files.documents(printer)?;
+        let tensors = self.tensors.as_deref().map(tensors::read).transpose()?;
         for refit in &documents.refits {
-            printer.data(&format!(
-                "WeightRefit {}/{} is valid",
-                refit.value.metadata.namespace, refit.value.metadata.name
-            ))?;
+            let checked = match validate(&documents, refit, tensors.clone())? {
+                Ok(()) => "fields, layouts and plan",
+                Err(left_out) => {
+                    printer.note(&format!("layouts and plan were not checked: {left_out}"));
+                    "fields"
+                }
+            };
+            if let Err((path, problem)) = supported::check(&refit.value.spec) {
+                printer.note(&format!("it cannot be carried out: {}", refit.refuse(path, problem)));
+            }
+            let WeightRefit { metadata, .. } = &refit.value;
+            printer
+                .data(&format!("WeightRefit {}/{} is valid: {checked}", metadata.namespace, metadata.name))?;
         }
         Ok(())
     }
+}
+
+/// The inner error is what stands in the way of checking more than fields.
+fn validate(
+    documents: &Documents,
+    refit: &Document<WeightRefit>,
+    tensors: Option<TensorTable>,
+) -> Result<Result<(), Refusal>, Failure> {
+    let resolved = match resolve(documents, refit, &Options { tensors, replicas: None }) {
+        Ok(resolved) => resolved,
+        Err(refusal) => match *refusal.problem {
+            // A cluster may well have what the files lack.
+            Problem::Unsupported { .. } | Problem::NotGiven { .. } => return Ok(Err(refusal)),
+            _ => return Err(refusal.into()),
+        },
+    };
+    let no_plan = |error| Failure::no_plan(refit, error);
+    resolved.training.check().map_err(no_plan)?;
+    resolved.pools.iter().try_for_each(|pool| pool.side.check()).map_err(no_plan)?;
+    resolved.plan().map_err(no_plan)?;
+    Ok(Ok(()))
 }

@@ -23,7 +23,7 @@ impl Version {
             Output::Json => {
                 let object: serde_json::Map<_, _> =
                     rows.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
-                printer.json(&object)
+                printer.json(&object, 1)
             }
         }
     }

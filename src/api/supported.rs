@@ -1,0 +1,102 @@
+//! What the resource can say and this version cannot do yet. Asked before anything runs; planning needs none
+//! of it, because a plan does not depend on how it is carried out.
+
+use crate::api::policy::{
+    CommitMode, InFlight, KvCache, OnExceeded, OnReplicaFailure, PublishMode, ServingType, StagingLocation,
+    StrategyType, Transport, Verification,
+};
+use crate::api::problem::{FieldPath, Problem};
+use crate::api::refit::WeightRefitSpec;
+
+/// The first field of `spec` that asks for what this version cannot carry out.
+///
+/// # Errors
+/// With that field and [`Problem::Unsupported`].
+pub fn check(spec: &WeightRefitSpec) -> Result<(), (FieldPath, Problem)> {
+    let commit = &spec.commit;
+    let rows = [
+        (
+            "training.publish.mode",
+            matches!(spec.training.publish.mode, PublishMode::SnapshotDevice).then_some("SnapshotDevice"),
+            "Tensors lie in host memory here: choose `mode: Auto`.",
+        ),
+        (
+            "commit.mode",
+            matches!(commit.mode, CommitMode::InPlace).then_some("InPlace"),
+            "Choose `mode: Auto` or `mode: Staged`.",
+        ),
+        (
+            "commit.stagingLocation",
+            matches!(commit.staging_location, StagingLocation::Device).then_some("Device"),
+            "Tensors lie in host memory here: choose `stagingLocation: Auto` or `Host`.",
+        ),
+        (
+            "commit.inFlight",
+            match commit.in_flight {
+                InFlight::Keep => None,
+                InFlight::Drain => Some("Drain"),
+                InFlight::Abort => Some("Abort"),
+            },
+            "Choose `inFlight: Keep`.",
+        ),
+        (
+            "commit.kvCache",
+            match commit.kv_cache {
+                KvCache::Reset => None,
+                KvCache::Keep => Some("Keep"),
+                KvCache::SaltByVersion => Some("SaltByVersion"),
+            },
+            "Choose `kvCache: Reset`.",
+        ),
+        (
+            "commit.onReplicaFailure",
+            matches!(commit.on_replica_failure, OnReplicaFailure::AbortRound).then_some("AbortRound"),
+            "Choose `onReplicaFailure: FenceReplica`.",
+        ),
+        (
+            "commit.strategy.type",
+            matches!(commit.strategy.kind, StrategyType::Rolling).then_some("Rolling"),
+            "Choose `strategy: {type: AllAtOnce}`.",
+        ),
+        (
+            "lag.onExceeded",
+            match spec.lag.on_exceeded {
+                OnExceeded::Ignore => None,
+                OnExceeded::BlockTrainer => Some("BlockTrainer"),
+                OnExceeded::FenceReplica => Some("FenceReplica"),
+            },
+            "Choose `onExceeded: Ignore`.",
+        ),
+        (
+            "transfer.transport",
+            match spec.transfer.transport {
+                Transport::Auto | Transport::Tcp => None,
+                Transport::Nccl => Some("Nccl"),
+                Transport::NcclM2n => Some("NcclM2n"),
+            },
+            "Choose `transport: Auto` or `Tcp`.",
+        ),
+        (
+            "transfer.verification",
+            matches!(spec.transfer.verification, Verification::Disabled).then_some("Disabled"),
+            "Choose `verification: Full`.",
+        ),
+    ];
+    let at = FieldPath::of("spec");
+    for (field, value, hint) in rows {
+        if let Some(value) = value {
+            return Err((at.key(field), Problem::Unsupported { value: value.into(), hint }));
+        }
+    }
+    for (index, pool) in spec.inference.pools.iter().enumerate() {
+        let value = match pool.serving.kind {
+            ServingType::AfterFirstRefit => continue,
+            ServingType::Always => "Always",
+            ServingType::WithinStaleness => "WithinStaleness",
+        };
+        let path = at.key("inference.pools").index(index).key("serving.type");
+        let hint = "Choose `serving: {type: AfterFirstRefit}`.";
+        return Err((path, Problem::Unsupported { value: value.into(), hint }));
+    }
+    Ok(())
+}

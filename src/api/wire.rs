@@ -1,0 +1,68 @@
+//! A resolved refit as agents get it: documents in canonical form and policies in the protocol's units.
+
+use crate::api::policy::{Encryption, OnReplicaFailure, Timeouts, Verification};
+use crate::api::resolve::{ResolvedRefit, Side};
+use weightrefit_core::round::message;
+use weightrefit_proto::refit::{self, Policy, Pool, Refit};
+
+impl ResolvedRefit {
+    /// What every agent of an epoch is told of this refit.
+    #[must_use]
+    pub fn for_agents(&self) -> Refit {
+        let pools = self.pools.iter().zip(&self.spec.inference.pools).map(|(pool, spec)| Pool {
+            name: pool.name.clone(),
+            layout: document(&pool.side),
+            min_replicas: spec.min_replicas.unsigned_abs(),
+        });
+        Refit {
+            tensors: Refit::tensors_of(&self.tensors),
+            training: document(&self.training),
+            pools: pools.collect(),
+            policy: Policy {
+                timeouts: durations(self.spec.timeouts),
+                on_replica_failure: match self.spec.commit.on_replica_failure {
+                    OnReplicaFailure::FenceReplica => refit::OnReplicaFailure::FenceReplica,
+                    OnReplicaFailure::AbortRound => refit::OnReplicaFailure::AbortRound,
+                },
+                encrypt_bytes: match self.spec.transfer.encryption {
+                    // Bytes travel by TCP in this version, which a trusted fabric encrypts as well.
+                    Encryption::Required | Encryption::TrustedFabric => true,
+                    Encryption::Disabled => false,
+                },
+                verify: match self.spec.transfer.verification {
+                    Verification::Full => true,
+                    Verification::Disabled => false,
+                },
+            },
+        }
+    }
+}
+
+fn document(side: &Side) -> serde_json::Value {
+    serde_json::from_str(&side.layout.canonical()).expect("a canonical document is JSON, by its own contract")
+}
+
+fn durations(timeouts: Timeouts) -> message::Timeouts {
+    // Checked documents have seconds from 1 to a day here.
+    let ms = |seconds: i32| u64::from(seconds.unsigned_abs()) * 1000;
+    let Timeouts {
+        publish_seconds,
+        prepare_seconds,
+        pause_seconds,
+        transfer_seconds,
+        verify_seconds,
+        commit_seconds,
+        resume_seconds,
+        total_seconds,
+    } = timeouts;
+    message::Timeouts {
+        publish_ms: ms(publish_seconds),
+        prepare_ms: ms(prepare_seconds),
+        pause_ms: ms(pause_seconds),
+        transfer_ms: ms(transfer_seconds),
+        verify_ms: ms(verify_seconds),
+        commit_ms: ms(commit_seconds),
+        resume_ms: ms(resume_seconds),
+        total_ms: ms(total_seconds),
+    }
+}

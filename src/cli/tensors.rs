@@ -1,0 +1,70 @@
+//! The tensors that `--tensors` gives: a safetensors file, an index beside its shards, or a plain list. Of
+//! weights only the headers are read.
+
+use crate::cli::{Failure, input};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use weightrefit_core::model::{self, Header, Index, LENGTH_BYTES, TableError, TensorTable};
+
+/// The tensor table of the file `path`.
+pub(crate) fn read(path: &Path) -> Result<TensorTable, Failure> {
+    if !is_json(path)? {
+        return Ok(header(path)?.table);
+    }
+    let text = input::text(path)?;
+    let refuse = |error| refused(path, error);
+    if !is_index(&text) {
+        return model::read_list(&text).map_err(refuse);
+    }
+    let index = Index::read(&text).map_err(refuse)?;
+    let shards: Vec<_> = index.shards().iter().map(|shard| path.with_file_name(shard)).collect();
+    let headers = shards.iter().map(|shard| header(shard)).collect::<Result<Vec<_>, _>>()?;
+    Ok(index.join(&headers).map_err(refuse)?.table)
+}
+
+/// A safetensors file starts with the length of its header in eight bytes, and no length that a header may have
+/// is made of printable ones only.
+fn is_json(path: &Path) -> Result<bool, Failure> {
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LENGTH_BYTES).read_to_end(&mut start));
+    read.map_err(|error| absent(path, &error))?;
+    Ok(start.iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace()))
+}
+
+/// An index has the key `weight_map`; what is wrong with either kind is then said by its own reader.
+fn is_index(text: &str) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Probe {
+        #[expect(dead_code, reason = "only its presence counts")]
+        weight_map: serde::de::IgnoredAny,
+    }
+    serde_json::from_str::<Probe>(text).is_ok()
+}
+
+fn header(path: &Path) -> Result<Header, Failure> {
+    let (start, bytes) = start(path).map_err(|error| absent(path, &error))?;
+    let needed = model::header_bytes(&start, bytes).map_err(|error| refused(path, error))?;
+    let mut whole = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(needed).read_to_end(&mut whole));
+    read.map_err(|error| absent(path, &error))?;
+    model::read_header(&whole, bytes).map_err(|error| refused(path, error))
+}
+
+fn start(path: &Path) -> io::Result<(Vec<u8>, u64)> {
+    let file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let mut start = Vec::new();
+    file.take(LENGTH_BYTES).read_to_end(&mut start)?;
+    Ok((start, bytes))
+}
+
+fn absent(path: &Path, error: &io::Error) -> Failure {
+    Failure::refused(format!("{}: {error}", path.display()), "Correct the path, or fetch the file.")
+}
+
+fn refused(path: &Path, error: TableError) -> Failure {
+    let hint = "Fetch the file again, or correct it at the place that the message names.";
+    let code = error.code();
+    Failure::refused(format!("{}: {error}", path.display()), hint).coded(code)
+}
