@@ -66,7 +66,7 @@ pub struct AgentArgs {
     /// Form of the log on stderr; `RUST_LOG` filters it.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// Stop when this process, which must be the parent, ends.
+    /// Stop when this process, which must be the parent, ends; the kernel means the thread that started the agent.
     #[arg(long, value_name = "PID")]
     pub exit_with_parent: Option<u32>,
 }

@@ -142,7 +142,7 @@ impl RoundDriver {
                     leave_by = Some(tokio::time::Instant::now() + limits::DRAIN_MAX);
                     self.drain();
                 }
-                () = at(leave_by) => break,
+                () = at(leave_by) => wedged(),
                 Some(control) = inbox.control.recv() => self.control(control),
                 Some(event) = self.events.recv() => {
                     if let Some(input) = self.data.handle(event) {
@@ -411,7 +411,7 @@ impl RoundDriver {
     async fn leave(self, mut inbox: Inbox) {
         let Self { data, mut clients, peers, .. } = self;
         drop(peers);
-        // Joins nothing that still runs: a drain ended all, and after its deadline the process ends anyway.
+        // The drain ended all that ran on it.
         drop(data);
         clients.end_all();
         let closed = async {
@@ -429,6 +429,13 @@ impl RoundDriver {
         // Slots are indices of the seats that desks were made for.
         &mut self.desks[slot.0 as usize]
     }
+}
+
+/// Something still runs on memory of clients, so their sockets may not close before it is unmapped: only the end
+/// of the process does both in that order.
+fn wedged() -> ! {
+    tracing::error!(code = %Code::AgentWedged, "drain did not end in time");
+    std::process::exit(3)
 }
 
 async fn at(deadline: Option<tokio::time::Instant>) {

@@ -180,3 +180,46 @@ impl EnrolError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, date_time_ymd};
+
+    #[test]
+    fn only_a_certificate_that_lasts_and_carries_our_key_is_taken() {
+        let identity = Identity::generate("pod").expect("a key");
+        let other = Identity::generate("pod").expect("a key");
+        let until = |identity: &Identity, year| {
+            let mut params = CertificateParams::default();
+            params.not_before = date_time_ymd(2020, 1, 1);
+            params.not_after = date_time_ymd(year, 1, 1);
+            params.self_signed(&identity.key).expect("a certificate").der().clone()
+        };
+        let rows = [
+            (Some(until(&other, 4000)), "carries another key than the one requested"),
+            (Some(until(&identity, 2021)), "has expired already"),
+            (Some(CertificateDer::from(vec![0x30, 0])), "is malformed"),
+            (None, "is missing"),
+        ];
+        for (leaf, want) in rows {
+            let error = check(&identity, leaf.as_ref()).expect_err(want);
+            assert!(error.is_final() && error.to_string().ends_with(want), "{error}");
+        }
+        let third = check(&identity, Some(&until(&identity, 4000))).expect("is good");
+        let century = Duration::from_secs(100 * 365 * 24 * 3600);
+        assert!(third > 6 * century && third < 7 * century, "{third:?}");
+    }
+
+    #[test]
+    fn files_are_read_up_to_their_bound() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("token");
+        std::fs::write(&path, [b'x'; 17]).expect("a file");
+        assert_eq!(read_bounded("token", &path, 17).expect("fits").len(), 17);
+        let error = read_bounded("token", &path, 16).expect_err("is refused");
+        assert!(error.to_string().ends_with("longer than 16 bytes"), "{error}");
+        assert!(!error.is_final(), "the file may be mended");
+        assert!(read_bounded("token", &directory.path().join("none"), 16).is_err());
+    }
+}
