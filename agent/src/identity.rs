@@ -14,14 +14,16 @@ pub(crate) use enrol::read_bounded;
 pub use enrol::{EnrolError, Enrolment, Token, TrustBundle};
 pub use pin::{Pins, key_of};
 
+use crate::dial;
 use pin::{PinnedClients, PinnedServer};
 use rcgen::{CertificateParams, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use sha2::{Digest, Sha256 as Hasher};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, PoisonError, RwLock};
 use weightrefit_core::id::{Incarnation, Sha256};
 
@@ -47,6 +49,17 @@ pub enum IdentityError {
     /// The pod UID cannot stand in a certificate.
     #[error("pod uid `{0}` is not made of letters, digits, `-`, `_` and `.`")]
     PodUid(String),
+}
+
+/// An agent cannot be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// Our side of TLS.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The connection, or a key that is not the one of the membership.
+    #[error(transparent)]
+    Connect(#[from] tonic::transport::Error),
 }
 
 impl Identity {
@@ -101,6 +114,22 @@ impl Identity {
         config.resumption = Resumption::disabled(); // K3
         config.enable_sni = false;
         Ok(config)
+    }
+
+    /// A gRPC channel to the agent at `address` (`host:port`) that holds the key `peer`.
+    ///
+    /// # Errors
+    /// No connection, or another key.
+    pub async fn dial_agent(
+        &self,
+        address: &str,
+        peer: Sha256,
+    ) -> Result<tonic::transport::Channel, DialError> {
+        let mut config = self.client_config(peer)?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        // The key is what is verified; the name only fills a field.
+        let name = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::UNSPECIFIED).into());
+        Ok(dial::connect(address, name, Arc::new(config)).await?)
     }
 
     /// To dial the coordinator: its certificate must chain to `roots` and carry the name dialled.

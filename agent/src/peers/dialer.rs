@@ -2,8 +2,7 @@
 
 use super::{Links, outgoing};
 use crate::identity::Identity;
-use crate::{dial, limits};
-use rustls::pki_types::ServerName;
+use crate::limits;
 use std::sync::Arc;
 use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
@@ -27,11 +26,7 @@ pub(super) async fn keep_up(identity: Arc<Identity>, links: Links, key: Sha256, 
 
 /// One link from its handshake to its end.
 async fn dial_once(identity: &Identity, links: &Links, key: Sha256, address: &str) -> anyhow::Result<()> {
-    let mut config = identity.client_config(key)?;
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    // The key is what is verified; the name only fills a field.
-    let name = ServerName::try_from("weightrefit.invalid")?;
-    let channel = dial::connect(address, name, Arc::new(config)).await?;
+    let channel = identity.dial_agent(address, key).await?;
     let mut client = RoundClient::new(channel)
         .max_decoding_message_size(limits::ENVELOPE_BYTES_MAX)
         .max_encoding_message_size(limits::ENVELOPE_BYTES_MAX);

@@ -88,6 +88,11 @@ impl Coordinator {
 
     /// Waits for all `pods` and sends them one membership.
     pub fn configure(&self, epoch: u64, pods: &[&str]) {
+        self.configure_with(epoch, pods, vec![]);
+    }
+
+    /// The same with members that no agent of the binary hosts.
+    pub fn configure_with(&self, epoch: u64, pods: &[&str], more: Vec<Member>) -> Membership {
         let joined = super::wait_for("joins", || {
             let heard = self.heard.lock().expect("no panic");
             pods.iter().map(|pod| heard.joined.get(*pod).cloned()).collect::<Option<Vec<_>>>()
@@ -103,8 +108,10 @@ impl Coordinator {
             round_addresses: joining.round_addresses.clone(),
             byte_addresses: joining.byte_addresses.clone(),
         };
-        let members =
-            joined.iter().flat_map(|(joining, _)| joining.claims.iter().map(|c| member(joining, c)));
+        let members = joined
+            .iter()
+            .flat_map(|(joining, _)| joining.claims.iter().map(|c| member(joining, c)))
+            .chain(more);
         let pools = self.refit.pools.iter().map(|pool| pool.name.clone()).collect();
         let membership = Membership::new("uid", Epoch(epoch), 0, pools, members.collect()).expect("is valid");
         drop(heard);
@@ -116,6 +123,7 @@ impl Coordinator {
         for (_, sender) in joined {
             self.send(&sender, v1::instruction::Kind::Configure(configure.clone()));
         }
+        membership
     }
 
     /// Tells a pod to drain.
