@@ -158,7 +158,7 @@ pub enum LayoutError {
     #[error("local tensor `{local}` is joined along dim {} by {} and along dim {} by {}", first.1, first.0, second.1, second.0)]
     PackDims { local: String, first: (RuleId, usize), second: (RuleId, usize) },
     #[error("local tensor `{local}` on rank {rank} joins `{}` of extents {:?} and `{}` of {:?}", first.0, first.1, second.0, second.1)]
-    PackShapes { local: String, rank: Rank, first: (String, Vec<u64>), second: (String, Vec<u64>) },
+    PackShapes { local: String, rank: Rank, first: Box<(String, Vec<u64>)>, second: Box<(String, Vec<u64>)> },
     #[error("local tensor `{local}` is striped by {with}, but {rule} has no `stripe`")]
     StripeMissing { local: String, rule: RuleId, with: RuleId },
     #[error(

@@ -355,8 +355,8 @@ impl Context<'_> {
         Err(LayoutError::PackShapes {
             local: other.name.clone(),
             rank: self.rank,
-            first: (self.name(first.tensor), shape.to_vec()),
-            second: (self.name(other.tensor), extents.to_vec()),
+            first: Box::new((self.name(first.tensor), shape.to_vec())),
+            second: Box::new((self.name(other.tensor), extents.to_vec())),
         })
     }
 

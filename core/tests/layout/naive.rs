@@ -113,8 +113,8 @@ impl Case {
         if let Some(stripes) = &self.stripes {
             let groups = self.rows[0] / stripes[0];
             for group in 0..groups {
-                for slot in 0..self.rows.len() {
-                    let stripe = (0..stripes[slot]).map(|row| (group * stripes[slot] + row) as u64);
+                for (slot, height) in stripes.iter().enumerate().take(self.rows.len()) {
+                    let stripe = (0..*height).map(|row| (group * height + row) as u64);
                     rows.extend(stripe.map(|row| Some((slot, row))));
                 }
             }
