@@ -229,11 +229,8 @@ impl Member {
             Phase::Digesting | Phase::Staged => Code::VerifyTimeout,
             Phase::Pausing | Phase::Paused => Code::PauseTimeout,
             Phase::Applying | Phase::Applied | Phase::Resuming | Phase::Held => {
-                if current.phase == Phase::Applied {
-                    current.phase = Phase::Held;
-                }
-                current.deadline = None;
-                return; // B4
+                current.deadline = None; // B4
+                return;
             }
         };
         self.leave(ctx, code);

@@ -49,6 +49,8 @@ struct Publication {
     digesting: bool,
     /// Highest round that has held it.
     held: Option<RoundKey>,
+    /// Bytes of it were allowed to move.
+    read: bool,
     release: Option<ReleaseOutcome>,
 }
 
@@ -173,8 +175,15 @@ impl Source {
         if let Some(code) = code {
             return ctx.effect(Effect::RefusePublish { slot: self.slot, step, code });
         }
-        self.publication =
-            Some(Publication { step, world, sums: None, digesting: false, held: None, release: None });
+        self.publication = Some(Publication {
+            step,
+            world,
+            sums: None,
+            digesting: false,
+            held: None,
+            read: false,
+            release: None,
+        });
         ctx.event(Event::Publication { slot: self.slot, step: Some(step) });
         self.digest(ctx);
     }
@@ -293,6 +302,9 @@ impl Source {
             return; // not Prepared yet, so the leader cannot mean it
         }
         current.moving = true;
+        if let Some(publication) = &mut self.publication {
+            publication.read = true;
+        }
         let grace = current.timeouts.transfer_ms.saturating_add(limits::MEMBER_GRACE_MS);
         current.deadline = Some(ctx.after(grace));
         let mut replicas = Vec::new();
@@ -372,7 +384,7 @@ impl Source {
             && publication.world == *world
             && publication.held.is_none_or(|held| held <= up_to)
         {
-            let outcome = publication.held.map_or(ReleaseOutcome::Dropped, |_| ReleaseOutcome::Read);
+            let outcome = if publication.read { ReleaseOutcome::Read } else { ReleaseOutcome::Dropped };
             publication.release.get_or_insert(outcome);
             self.return_if_free(ctx);
         }

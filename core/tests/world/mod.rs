@@ -6,6 +6,7 @@
 pub(crate) mod check;
 pub(crate) mod ledger;
 mod plane;
+pub(crate) mod script;
 
 use check::Checker;
 use ledger::SumLedger;

@@ -95,8 +95,6 @@ impl Member {
     pub(super) fn applied(&mut self, ctx: &mut Context<'_>) {
         let Some(current) = &mut self.current else { return };
         current.phase = Phase::Applied;
-        let ms = current.timeouts.commit_ms.saturating_add(current.timeouts.resume_ms);
-        self.set_deadline(ctx, ms);
         self.say_applied(ctx);
         self.close_after_copy();
     }

@@ -46,7 +46,7 @@ impl Member {
             return Some((self.why_over(proposal.key), false)); // B2
         }
         let phase = self.current.as_ref().map(|current| current.phase);
-        if phase.is_some_and(|phase| (Phase::Pausing..=Phase::Resuming).contains(&phase)) {
+        if phase.is_some_and(|phase| (Phase::Pausing..=Phase::Applying).contains(&phase)) {
             return Some((Code::Busy, true));
         }
         let Some(client) = self.client else { return Some((Code::EngineCold, false)) };
