@@ -35,28 +35,43 @@ impl Ends {
     }
 }
 
-/// GB/s of `bytes` over `streams` connections, from one buffer into one buffer each: dial, handshake and an
-/// acknowledging byte included, as in a transfer.
-pub(crate) fn bare(ends: &Ends, bytes: u64, streams: u32) -> anyhow::Result<f64> {
+/// Memory that a bare copy goes from and to.
+pub(crate) struct Buffers {
+    from: Vec<u8>,
+    to: Vec<u8>,
+}
+
+impl Buffers {
+    /// Of this size, like the tensors of a transfer; or of a chunk per stream, which stays in the cache and shows
+    /// what the sockets alone can do.
+    pub(crate) fn new(bytes: u64) -> anyhow::Result<Self> {
+        let bytes = usize::try_from(bytes)?;
+        Ok(Self { from: vec![0x5a; bytes], to: vec![1; bytes] })
+    }
+}
+
+/// GB/s of a bare copy of `bytes` over `streams` connections: dial, handshake and an acknowledging byte included,
+/// as in a transfer. Each stream copies its share of the buffers, again and again where they are shorter.
+pub(crate) fn bare(ends: &Ends, buffers: &mut Buffers, bytes: u64, streams: u32) -> anyhow::Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let share = bytes / u64::from(streams);
     let begin = Instant::now();
     std::thread::scope(|scope| {
         let mut tasks = Vec::new();
-        for _ in 0..streams {
-            tasks.push(scope.spawn(|| send(ends, &listener, share)));
-            tasks.push(scope.spawn(|| receive(ends, address, share)));
+        let part = buffers.from.len() / streams as usize;
+        for (from, to) in buffers.from.chunks_exact(part).zip(buffers.to.chunks_exact_mut(part)) {
+            tasks.push(scope.spawn(|| send(ends, &listener, from, share)));
+            tasks.push(scope.spawn(|| receive(ends, address, to, share)));
         }
         tasks.into_iter().try_for_each(|task| task.join().map_err(|_| anyhow::anyhow!("a stream broke"))?)
     })?;
     Ok((share * u64::from(streams)) as f64 / begin.elapsed().as_secs_f64() / 1e9)
 }
 
-fn send(ends: &Ends, listener: &TcpListener, mut left: u64) -> anyhow::Result<()> {
+fn send(ends: &Ends, listener: &TcpListener, from: &[u8], mut left: u64) -> anyhow::Result<()> {
     let (mut socket, _) = listener.accept()?;
     socket.set_nodelay(true)?;
-    let chunk = vec![0x5a; CHUNK_BYTES];
     let mut tls: Option<Connection> = match &ends.security[0] {
         Security::Plain => None,
         Security::Tls(identity) => Some(ServerConnection::new(Arc::new(identity.server_config()?))?.into()),
@@ -64,8 +79,10 @@ fn send(ends: &Ends, listener: &TcpListener, mut left: u64) -> anyhow::Result<()
     if let Some(tls) = &mut tls {
         handshake(tls, &mut socket)?;
     }
+    let mut chunks = from.chunks(CHUNK_BYTES).cycle();
     while left > 0 {
-        let n = left.min(CHUNK_BYTES as u64) as usize;
+        let chunk = chunks.next().context("the buffer is not empty")?;
+        let n = left.min(chunk.len() as u64) as usize;
         match &mut tls {
             None => socket.write_all(&chunk[..n])?,
             Some(tls) => {
@@ -82,10 +99,9 @@ fn send(ends: &Ends, listener: &TcpListener, mut left: u64) -> anyhow::Result<()
     Ok(())
 }
 
-fn receive(ends: &Ends, address: SocketAddr, mut left: u64) -> anyhow::Result<()> {
+fn receive(ends: &Ends, address: SocketAddr, to: &mut [u8], mut left: u64) -> anyhow::Result<()> {
     let mut socket = TcpStream::connect(address)?;
     socket.set_nodelay(true)?;
-    let mut chunk = vec![0; CHUNK_BYTES];
     let mut tls: Option<Connection> = match &ends.security[1] {
         Security::Plain => None,
         Security::Tls(identity) => {
@@ -96,9 +112,12 @@ fn receive(ends: &Ends, address: SocketAddr, mut left: u64) -> anyhow::Result<()
     if let Some(tls) = &mut tls {
         handshake(tls, &mut socket)?;
     }
+    let mut at = 0;
     while left > 0 {
-        let room = left.min(CHUNK_BYTES as u64) as usize;
-        left -= read(&mut tls, &mut socket, &mut chunk[..room])? as u64;
+        let room = left.min(CHUNK_BYTES.min(to.len() - at) as u64) as usize;
+        let n = read(&mut tls, &mut socket, &mut to[at..at + room])?;
+        at = (at + n) % to.len();
+        left -= n as u64;
     }
     match &mut tls {
         None => socket.write_all(&[1])?,

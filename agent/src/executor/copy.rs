@@ -3,7 +3,7 @@
 use super::{Cursor, RankMemory, Span};
 use weightrefit_core::dtype::Cast;
 
-/// Bytes read at once before a cast: stays in the first-level cache together with what they become.
+/// Bytes of tiny runs collected at once before a cast: in the first-level cache with what they become.
 const CAST_BYTES: usize = 8 << 10;
 
 /// Fills `chunk` with the wire bytes that come next, cast on the way, and returns how many. Less than the chunk
@@ -22,18 +22,22 @@ pub fn gather(
         if stop(&span) {
             break;
         }
-        if let Some((from, to)) = span.cast.sizes() {
-            let wire_max = CAST_BYTES as u64 / from * to;
-            if span.wire_bytes > wire_max {
-                let Some(shorter) = cursor.span(wire_max) else { break };
-                span = shorter;
+        match span.cast.sizes() {
+            Some((from, to)) if span.count > 1 => {
+                let wire_max = CAST_BYTES as u64 / from * to;
+                if span.wire_bytes > wire_max {
+                    let Some(shorter) = cursor.span(wire_max) else { break };
+                    span = shorter;
+                }
+                let uncast = &mut uncast[..(span.run * span.count) as usize];
+                read(memory, &span, uncast);
+                span.cast.apply(uncast, &mut room[..span.wire_bytes as usize]);
             }
-            let bytes = (span.run * span.count) as usize;
-            let room = &mut room[..span.wire_bytes as usize];
-            read(memory, &span, &mut uncast[..bytes]);
-            span.cast.apply(&uncast[..bytes], room);
-        } else {
-            read(memory, &span, &mut room[..span.wire_bytes as usize]);
+            Some(_) => {
+                let room = &mut room[..span.wire_bytes as usize];
+                memory.mapping(span.mapping).read_cast(span.offset, span.cast, room);
+            }
+            None => read(memory, &span, &mut room[..span.wire_bytes as usize]),
         }
         filled += span.wire_bytes as usize;
         cursor.pass(&span);

@@ -271,18 +271,24 @@ impl PartProgram {
                 let width = columns.min(rows.columns - column);
                 let bytes = (count * width) as usize * self.element;
                 let raw = &mut scratch.raw[..bytes];
+                let cast = &mut scratch.cast[..(count * width) as usize * self.dtype.size() as usize];
                 let offset = first + column * rows.column_stride;
-                if !contiguous {
-                    mapping.read_rows(offset, rows.column_stride, self.element, raw);
-                } else if count == 1 || inner.stride == width * self.element as u64 {
-                    mapping.read(offset, raw);
-                } else {
-                    mapping.read_rows(offset, inner.stride, width as usize * self.element, raw);
-                }
-                let wire = match self.cast.sizes() {
-                    None => &*raw,
-                    Some((from, to)) => {
-                        let cast = &mut scratch.cast[..bytes / from as usize * to as usize];
+                let one_run = contiguous && (count == 1 || inner.stride == width * self.element as u64);
+                let wire = match (one_run, self.cast) {
+                    (true, Cast::None) => {
+                        mapping.read(offset, raw);
+                        &*raw
+                    }
+                    (true, _) => {
+                        mapping.read_cast(offset, self.cast, cast);
+                        &*cast
+                    }
+                    (false, _) => {
+                        let (stride, run) = match contiguous {
+                            true => (inner.stride, width as usize * self.element),
+                            false => (rows.column_stride, self.element),
+                        };
+                        mapping.read_rows(offset, stride, run, raw);
                         self.cast.apply(raw, cast);
                         &*cast
                     }

@@ -6,6 +6,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use weightrefit_core::code::Code;
+use weightrefit_core::dtype::Cast;
+use weightrefit_core::dtype::cast::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 /// File system of ordinary memfds (`TMPFS_MAGIC` of statfs(2)); huge-page ones report another.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -153,10 +155,12 @@ impl Mapping {
             return Ok(Self { base: NonNull::dangling(), len: 0, writable });
         }
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // Own memory has its pages: mapping them now keeps page faults out of transfers. Another's may be sparse,
+        // and then reading it all would fill memory for nothing.
+        let flags = if writable { MapFlags::SHARED | MapFlags::POPULATE } else { MapFlags::SHARED };
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory that exists.
-        let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) }
-                .map_err(exhausted)?;
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, fd, 0) }
+            .map_err(exhausted)?;
         let base = NonNull::new(base.cast()).ok_or_else(|| exhausted(Errno::NOMEM))?;
         Ok(Self { base, len: bytes, writable })
     }
@@ -188,6 +192,48 @@ impl Mapping {
         let from = self.address(offset, out.len());
         // SAFETY: `address` checked that the range is mapped; `out` is private and cannot overlap it.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Casts the elements from `offset` on to `out`, which holds whole elements.
+    ///
+    /// # Panics
+    /// Outside the mapping, or where `out` is not a whole number of elements (M5).
+    #[inline(never)]
+    pub fn read_cast(&self, offset: u64, cast: Cast, out: &mut [u8]) {
+        match cast {
+            Cast::None => self.read(offset, out),
+            Cast::F32ToBf16 => {
+                self.cast_elements(offset, out, f32_to_bf16, u32::from_le_bytes, u16::to_le_bytes)
+            }
+            Cast::F32ToF16 => {
+                self.cast_elements(offset, out, f32_to_f16, u32::from_le_bytes, u16::to_le_bytes)
+            }
+            Cast::F16ToF32 => {
+                self.cast_elements(offset, out, f16_to_f32, u16::from_le_bytes, u32::to_le_bytes)
+            }
+            Cast::Bf16ToF32 => {
+                self.cast_elements(offset, out, bf16_to_f32, u16::from_le_bytes, u32::to_le_bytes)
+            }
+        }
+    }
+
+    #[inline]
+    fn cast_elements<A, B, const FROM: usize, const TO: usize>(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        cast: impl Fn(A) -> B,
+        decode: impl Fn([u8; FROM]) -> A,
+        encode: impl Fn(B) -> [u8; TO],
+    ) {
+        let (elements, rest) = out.as_chunks_mut::<TO>();
+        assert!(rest.is_empty(), "a cast to a part of an element");
+        let from = self.address(offset, elements.len() * FROM).cast::<[u8; FROM]>();
+        for (at, element) in elements.iter_mut().enumerate() {
+            // SAFETY: `address` checked that all elements are mapped. Each is copied before it is cast; whatever
+            // the copy sees is a number, and only the result leaves (M2, M3).
+            *element = encode(cast(decode(unsafe { from.add(at).read_unaligned() })));
+        }
     }
 
     /// Copies `data` to the bytes from `offset` on.
