@@ -43,6 +43,37 @@ pub enum Upward {
     RoundEnded(String),
 }
 
+/// Why a stream ended.
+#[derive(Debug, thiserror::Error)]
+enum StreamError {
+    #[error(transparent)]
+    Enrol(#[from] EnrolError),
+    #[error("coordinator ended the stream: {}", .0.message())]
+    Status(Box<tonic::Status>),
+    #[error("coordinator did not answer the join in time")]
+    Silent,
+    #[error("coordinator refused the join: {0}")]
+    Refused(String),
+    #[error("coordinator takes no more messages")]
+    Closed,
+    #[error("planning broke")]
+    Planning,
+    #[error("the round driver is gone")]
+    Stopping,
+}
+
+impl From<tonic::Status> for StreamError {
+    fn from(status: tonic::Status) -> Self {
+        Self::Status(Box::new(status))
+    }
+}
+
+impl From<mpsc::error::SendError<v1::AgentMessage>> for StreamError {
+    fn from(_: mpsc::error::SendError<v1::AgentMessage>) -> Self {
+        Self::Closed
+    }
+}
+
 /// Who joins.
 #[derive(Debug)]
 pub struct Joiner {
@@ -129,14 +160,15 @@ async fn stream_once(
     joiner: &Joiner,
     line: &mut Line,
     renew_at: Instant,
-) -> anyhow::Result<()> {
+) -> Result<(), StreamError> {
     let channel = enrolment.dial(identity).await?;
     let mut client = CoordinatorClient::new(channel).max_decoding_message_size(limits::INSTRUCTION_BYTES_MAX);
     let (outgoing, queue) = mpsc::channel(limits::COORDINATOR_MESSAGES_MAX);
     let state = line.state.borrow_and_update().clone();
     outgoing.send(say(Kind::Joining(joining(enrolment, joiner, &state)))).await?;
     let joined = client.join(ReceiverStream::new(queue));
-    let mut instructions = timeout(limits::DIAL_TIMEOUT, joined).await??.into_inner();
+    let mut instructions =
+        timeout(limits::DIAL_TIMEOUT, joined).await.map_err(|_| StreamError::Silent)??.into_inner();
     tracing::info!(coordinator = enrolment.coordinator, "joined");
     outgoing.send(say(Kind::State(state))).await?;
     converse(&mut instructions, &outgoing, joiner, line, renew_at).await
@@ -148,7 +180,7 @@ async fn converse(
     joiner: &Joiner,
     line: &mut Line,
     renew_at: Instant,
-) -> anyhow::Result<()> {
+) -> Result<(), StreamError> {
     let mut report_at = Instant::now();
     let mut changed = false;
     loop {
@@ -168,7 +200,7 @@ async fn converse(
                 })).await?;
             }
             state = line.state.changed(), if !changed => {
-                state?;
+                state.map_err(|_| StreamError::Stopping)?;
                 changed = true;
             }
             () = sleep_until(report_at), if changed => {
@@ -187,7 +219,7 @@ async fn follow(
     outgoing: &mpsc::Sender<v1::AgentMessage>,
     joiner: &Joiner,
     control: &mpsc::Sender<Control>,
-) -> anyhow::Result<()> {
+) -> Result<(), StreamError> {
     let order = match instruction.kind {
         None => return Ok(()),
         Some(Instructed::Configure(configure)) => {
@@ -196,7 +228,7 @@ async fn follow(
             let planned = tokio::task::spawn_blocking(move || {
                 Planned::new(&configure.membership, &configure.refit, incarnation, &seats)
             });
-            match planned.await? {
+            match planned.await.map_err(|_| StreamError::Planning)? {
                 Ok(planned) => Control::Configure(Box::new(planned)),
                 Err(error) => {
                     tracing::warn!(code = %error.code(), error = %error, "configuration refused");
@@ -209,11 +241,10 @@ async fn follow(
         Some(Instructed::Cancel(v1::Cancel {})) => Control::Cancel,
         Some(Instructed::Refused(fault)) => {
             tracing::warn!(code = fault.code, error = fault.message, hint = fault.hint, "join refused");
-            anyhow::bail!("coordinator refused the join: {}", fault.message);
+            return Err(StreamError::Refused(fault.message));
         }
     };
-    control.send(order).await?;
-    Ok(())
+    control.send(order).await.map_err(|_| StreamError::Stopping)
 }
 
 fn refused(epoch: u64, error: &PlannedError) -> v1::Accepted {
