@@ -1,0 +1,96 @@
+//! The byte-level example of `docs/agent-socket.md`, replayed against a real agent: what the page says a client
+//! sends is sent byte for byte, and what it says the agent answers must come. `WEIGHTREFIT_REWRITE=1` writes the
+//! agent's answers into the page.
+
+mod support;
+
+use std::io::{Read, Write};
+use support::client::{Client, Engine, Trainer};
+use support::coordinator::Coordinator;
+use support::{Agent, tiny_refit};
+use weightrefit_agent::session::fd;
+use weightrefit_proto::socket::{AgentFrame, ClientFrame, decode, encode, frame_length};
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/agent-socket.md");
+
+/// Stands for the incarnation that the agent draws at its start.
+const AGENT: &str = "a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1";
+
+/// One line of the page: direction, length prefix in hexadecimal, JSON, descriptors.
+#[derive(Debug)]
+struct Line<'a> {
+    sent: bool,
+    prefix: [u8; 4],
+    json: &'a str,
+    fds: usize,
+}
+
+impl<'a> Line<'a> {
+    fn parse(line: &'a str) -> Self {
+        let mut words = line.splitn(3, ' ');
+        let sent = match words.next() {
+            Some("→") => true,
+            Some("←") => false,
+            other => panic!("{other:?} is no direction in `{line}`"),
+        };
+        let hex = words.next().expect(line);
+        let prefix = u32::from_str_radix(hex, 16).expect(line).to_be_bytes();
+        let rest = words.next().expect(line);
+        let (json, fds) = rest.split_once(" + fd").map_or((rest, 0), |(json, _)| (json, 1));
+        Self { sent, prefix, json, fds }
+    }
+}
+
+fn show(prefix: [u8; 4], json: &str, fds: usize) -> String {
+    let hex: String = prefix.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("← {hex} {json}{}", " + fd".repeat(fds))
+}
+
+#[test]
+fn the_documented_bytes_are_the_bytes_on_the_socket() {
+    let page = std::fs::read_to_string(PAGE).expect("docs/agent-socket.md");
+    let (head, rest) = page.split_once("```frames\n").expect("a block of frames");
+    let (block, tail) = rest.split_once("```").expect("the end of the block");
+
+    let coordinator = Coordinator::start(tiny_refit());
+    let trainer_agent = Agent::start(&coordinator, "trainer", &["training/0"]);
+    let claims = ["inference/default/a/0", "inference/default/a/1"];
+    let engine_agent = Agent::start(&coordinator, "engine", &claims);
+    let trainer = Trainer::start(&trainer_agent.socket, 0, &[8, 4]);
+    let mut other = Engine::start(&engine_agent.socket, "a", 1, &[4, 4]);
+    let mut client = Client::connect(&engine_agent.socket, 0);
+    coordinator.configure(1, &["trainer", "engine"]);
+    let mut trainer = trainer.registered();
+    trainer.publish(7, &std::array::from_fn::<f32, 32, _>(|n| n as f32));
+    let other = std::thread::spawn(move || other.refit());
+
+    let mut seen = String::new();
+    for line in block.lines() {
+        let want = Line::parse(line);
+        if want.sent {
+            assert_eq!(frame_length(want.prefix).expect(line), want.json.len(), "length of `{line}`");
+            let frame: ClientFrame = decode(want.json.as_bytes()).expect(line);
+            assert_eq!(&encode(&frame).expect(line)[4..], want.json.as_bytes(), "spelling of `{line}`");
+            client.stream.write_all(&want.prefix).expect("the agent reads");
+            client.stream.write_all(want.json.as_bytes()).expect("the agent reads");
+            seen += &format!("{line}\n");
+            continue;
+        }
+        let mut prefix = [0; 4];
+        let first = fd::receive(&client.stream, &mut prefix).expect("the agent answers");
+        client.stream.read_exact(&mut prefix[first.bytes..]).expect("a prefix");
+        let mut body = vec![0; frame_length(prefix).expect("a length")];
+        client.stream.read_exact(&mut body).expect("a frame");
+        let mut json = String::from_utf8(body).expect("JSON is UTF-8");
+        if let AgentFrame::Welcome { agent, .. } = decode(json.as_bytes()).expect("a frame") {
+            json = json.replace(&agent.to_string(), AGENT);
+        }
+        assert_eq!(first.fds.len(), want.fds, "descriptors with {json}");
+        seen += &format!("{}\n", show(prefix, &json, first.fds.len()));
+    }
+    other.join().expect("the other rank serves too");
+    if std::env::var_os("WEIGHTREFIT_REWRITE").is_some() {
+        std::fs::write(PAGE, format!("{head}```frames\n{seen}```{tail}")).expect("the page");
+    }
+    assert_eq!(seen, block);
+}
