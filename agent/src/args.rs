@@ -2,7 +2,8 @@
 //!
 //! There are no environment variables besides `RUST_LOG`: a pod spec expands `$(NAME)` in arguments itself.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use crate::reference::ReferenceRole;
+use clap::{Args, Parser, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use weightrefit_core::id::Rank;
@@ -19,10 +20,6 @@ pub struct Cli {
     #[command(subcommand)]
     pub role: Option<ReferenceRole>,
 }
-
-/// Reference clients of the agent socket, used by `weightrefit local`.
-#[derive(Debug, Subcommand)]
-pub enum ReferenceRole {}
 
 /// Settings of one agent.
 #[derive(Debug, Clone, Args)]

@@ -11,6 +11,7 @@ pub mod metrics;
 pub mod peers;
 pub mod planned;
 pub mod readiness;
+pub mod reference;
 pub mod rounds;
 pub mod server;
 pub mod session;

@@ -4,12 +4,12 @@ use clap::{CommandFactory, Parser};
 use std::io::Write;
 use std::process::ExitCode;
 use weightrefit_agent::args::Cli;
-use weightrefit_agent::start;
+use weightrefit_agent::{reference, start};
 
 fn main() -> ExitCode {
     let Cli { agent, role } = Cli::parse();
     match (role, agent) {
-        (Some(role), _) => match role {},
+        (Some(role), _) => reference::run(role),
         (None, Some(args)) => match start::run(args) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {

@@ -282,7 +282,8 @@ fn inherited(what: &'static str, fd: u32, bytes_max: u64) -> Result<Vec<u8>, Sta
 /// Asks the kernel to end this process with its parent, and makes sure that it is not too late to ask.
 fn follow_parent(parent: u32) -> Result<(), StartError> {
     let failed = system("follow the parent process");
-    set_parent_process_death_signal(Some(Signal::TERM)).map_err(|error| failed(error.into()))?;
+    // Nothing else reaches a process that is stopped.
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.into()))?;
     let expected = i32::try_from(parent).ok().and_then(Pid::from_raw);
     if expected.is_none() || getppid() != expected {
         return Err(StartError::Argument {

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod reference;
 pub mod refit;
 pub mod report;
 pub mod socket;

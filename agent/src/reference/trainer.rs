@@ -1,0 +1,167 @@
+//! The reference trainer: one training rank. It holds its shard of a weights file in a sealed memory, and for each
+//! `publish STEP` on standard input changes the shard in place, publishes, and waits until the memory is its own
+//! again.
+
+use super::input::{self, Commands};
+use super::rule::Step;
+use super::shard::Shard;
+use super::socket::{Connection, Event};
+use super::{RankArgs, ReferenceError, say, setup};
+use crate::memory::{self, Mapping};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+use weightrefit_core::code::Policy;
+use weightrefit_core::id::{Incarnation, Rank};
+use weightrefit_proto::reference::Told;
+use weightrefit_proto::socket::{AgentFrame, ClientFrame, Memory, MemoryAt, PROTOCOL, Role, Tensor};
+
+/// Before a publish that was refused for now is sent again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Where tensors begin in the memory: a cache line.
+const ALIGNMENT: u64 = 64;
+
+/// Settings beside those that every rank has.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TrainerArgs {
+    #[command(flatten)]
+    rank: RankArgs,
+    /// Which training rank.
+    #[arg(long)]
+    training_rank: u32,
+    /// Token that all ranks of one start of the trainer share.
+    #[arg(long)]
+    world: String,
+    /// Publish weights of the next step under each step's number, as a trainer with a wrong rule would.
+    #[arg(long)]
+    wrong_rule: bool,
+}
+
+/// Runs until standard input ends.
+pub(super) fn run(args: &TrainerArgs) -> Result<(), ReferenceError> {
+    let (events, queue) = mpsc::channel();
+    input::read_commands(Commands::To(events.clone()), args.rank.launcher)?;
+    let refit = setup::Refit::read(&args.rank)?;
+    let shard = refit.training_shard(Rank(args.training_rank))?;
+    let trainer = Trainer::new(args, shard, events)?;
+    trainer.run(&queue)
+}
+
+struct Trainer<'a> {
+    args: &'a TrainerArgs,
+    shard: Shard,
+    /// First byte of each local tensor in the memory.
+    offsets: Vec<u64>,
+    memory: Mapping,
+    descriptor: OwnedFd,
+    bytes: u64,
+    instance: Incarnation,
+    events: Sender<Event>,
+    connections: u64,
+}
+
+impl<'a> Trainer<'a> {
+    fn new(args: &'a TrainerArgs, shard: Shard, events: Sender<Event>) -> Result<Self, ReferenceError> {
+        let mut bytes = 0;
+        let mut offsets = Vec::new();
+        for local in &shard.locals {
+            offsets.push(bytes);
+            bytes += (local.bytes() as u64).next_multiple_of(ALIGNMENT);
+        }
+        let (descriptor, memory) = memory::create("weightrefit-trainer", bytes)?;
+        let instance = crate::identity::draw_incarnation()?;
+        Ok(Self { args, shard, offsets, memory, descriptor, bytes, instance, events, connections: 0 })
+    }
+
+    fn run(mut self, queue: &Receiver<Event>) -> Result<(), ReferenceError> {
+        say(&Told::Loaded { bytes: self.bytes })?;
+        let mut connection = self.connect(None)?;
+        let mut registered = false;
+        let mut offered = None;
+        let mut commands = VecDeque::new();
+        // The sender in `self` keeps the channel open; the process ends with its standard input.
+        while let Ok(event) = queue.recv() {
+            match event {
+                Event::Command(line) => commands.push_back(input::publish_step(&line)?),
+                Event::Frame(number, frame, _) if number == connection.number => match frame {
+                    AgentFrame::Registered {} => {
+                        registered = true;
+                        say(&Told::Registered {})?;
+                        if let Some(step) = offered {
+                            self.publish(&connection, step);
+                        }
+                    }
+                    AgentFrame::Released { step, .. } if offered == Some(step) => {
+                        offered = None;
+                        say(&Told::Released { step })?;
+                    }
+                    AgentFrame::PublishRefused { step, code, .. } if code.policy() == Policy::Retry => {
+                        std::thread::sleep(RETRY);
+                        self.publish(&connection, step);
+                    }
+                    AgentFrame::PublishRefused { step, code, message, .. } => {
+                        offered = None;
+                        say(&Told::PublishRefused { step, code, message })?;
+                    }
+                    AgentFrame::Error { code, message, .. } => {
+                        tracing::error!(%code, message, "refused by the agent")
+                    }
+                    frame => tracing::debug!(?frame, "frame"),
+                },
+                Event::Gone(number) if number == connection.number => {
+                    registered = false;
+                    connection = self.connect(offered)?;
+                }
+                Event::Frame(..) | Event::Gone(_) => {}
+            }
+            // While a step is offered its memory is not the trainer's.
+            if offered.is_none()
+                && let Some(step) = commands.pop_front()
+            {
+                self.train(Step(step));
+                offered = Some(step);
+                if registered {
+                    self.publish(&connection, step);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes every weight in place, as an optimizer would.
+    fn train(&self, step: Step) {
+        let step = if self.args.wrong_rule { Step(step.0 + 1) } else { step };
+        for (local, offset) in self.shard.locals.iter().zip(&self.offsets) {
+            self.memory.write(*offset, &local.at(step));
+        }
+    }
+
+    /// Where this fails, `Gone` follows, and the step is published again on the new connection.
+    fn publish(&self, connection: &Connection, step: i64) {
+        let _ = connection.send(&ClientFrame::Publish { step, world: self.args.world.clone() }, &[]);
+    }
+
+    /// Connects and registers; `outstanding` is the step that waits for its release.
+    fn connect(&mut self, outstanding: Option<i64>) -> Result<Connection, ReferenceError> {
+        self.connections += 1;
+        let connection = Connection::open(&self.args.rank.socket, self.connections, self.events.clone())?;
+        let (rank, world) = (Rank(self.args.training_rank), self.args.world.clone());
+        let role = Role::Trainer { rank, world, outstanding };
+        connection.send(&ClientFrame::Hello { protocol: PROTOCOL, instance: self.instance, role }, &[])?;
+        let tensors: Vec<Tensor> = (self.shard.locals.iter().zip(&self.offsets))
+            .map(|(local, offset)| Tensor {
+                name: local.tensor.name.clone(),
+                dtype: local.tensor.dtype,
+                shape: local.tensor.shape.clone(),
+                at: Some(MemoryAt { memory: 0, offset: *offset }),
+            })
+            .collect();
+        for (page, frame) in setup::pages(tensors, vec![Memory { bytes: self.bytes }]).iter().enumerate() {
+            let fds = if page == 0 { vec![self.descriptor.as_fd()] } else { Vec::new() };
+            connection.send(frame, &fds)?;
+        }
+        Ok(connection)
+    }
+}
