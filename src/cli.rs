@@ -6,6 +6,7 @@ mod failure;
 mod input;
 mod json;
 mod layout;
+mod local;
 mod plan;
 mod printer;
 mod table;
@@ -38,6 +39,7 @@ struct Cli {
 enum Command {
     Plan(plan::Plan),
     Layout(layout::Layout),
+    Local(local::Local),
     Validate(validate::Validate),
     Explain(explain::Explain),
     Completion(completion::Completion),
@@ -72,6 +74,7 @@ fn run(command: Command, printer: &Printer) -> Result<(), Failure> {
     match command {
         Command::Plan(command) => command.run(printer),
         Command::Layout(command) => command.run(printer),
+        Command::Local(command) => command.run(printer),
         Command::Validate(command) => command.run(printer),
         Command::Explain(command) => command.run(printer),
         Command::Completion(command) => command.run(printer),

@@ -7,3 +7,4 @@ pub mod cli;
 pub mod coordinator;
 pub mod identity;
 pub mod limits;
+pub mod local;

@@ -70,4 +70,26 @@ pub const HUB_INPUTS_MAX: usize = 1_024;
 /// Instructions that wait for one agent: there are three kinds, and a later Configure replaces an older one.
 pub const INSTRUCTIONS_MAX: usize = 16;
 
+/// Local run: steps of one run; enough to watch it for hours, and a number that no typo reaches.
+pub const LOCAL_ROUNDS_MAX: u32 = 100_000;
+
+/// Local run: from the start, or a restart, until every agent is a member and every rank registered. Loading a large
+/// weights file on a slow disk takes most of it.
+pub const READY_LIMIT: Duration = Duration::from_secs(120);
+
+/// Local run: beyond the resource's `totalSeconds`, for what happens before and after a round.
+pub const STEP_MARGIN: Duration = Duration::from_secs(60);
+
+/// Local run: from the last round until every engine has compared its tensors with the file.
+pub const CHECK_LIMIT: Duration = Duration::from_secs(60);
+
+/// Local run: for processes to end by themselves.
+pub const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// Local run: how long a test keeps a process stopped: longer than the silence after which a peer counts as lost.
+pub const STOP_MAX: Duration = Duration::from_secs(8);
+
+/// Local run: processes that may be restarted; more is a loop.
+pub const RESTARTS_MAX: u32 = 16;
+
 const _: () = assert!(AXIS_SIZE_MAX <= RANKS_MAX && LABEL_MAX <= OBJECT_NAME_MAX);

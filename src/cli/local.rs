@@ -1,0 +1,145 @@
+//! `weightrefit local`.
+
+use crate::api::resolve::{Options, resolve};
+use crate::cli::input::{Files, Which};
+use crate::cli::table::{Align, Table, bytes, grouped};
+use crate::cli::{Exit, Failure, Output, Printer};
+use crate::limits;
+use crate::local::{self, Broken, Fault, LocalError, LocalReport, RoundLine, Verdict};
+use std::path::PathBuf;
+use weightrefit_core::plan::PlanBytes;
+use weightrefit_proto::report::RoundOutcome;
+
+/// Run a whole refit on this machine: real agents, a reference trainer and reference engines
+#[derive(Debug, clap::Args)]
+pub(crate) struct Local {
+    #[command(flatten)]
+    files: Files,
+    #[command(flatten)]
+    which: Which,
+    /// Steps that the trainer publishes
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::LOCAL_ROUNDS_MAX)))]
+    rounds: u32,
+    /// Replicas of each pool [default: its minReplicas]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::REPLICAS_MAX)))]
+    replicas: Option<u32>,
+    /// Safetensors file that the trainer starts from [default: what the annotation
+    /// `weightrefit.dev/local-weights` names]
+    #[arg(long, value_name = "FILE")]
+    weights: Option<PathBuf>,
+    /// Format of stdout
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    /// Signal to a process at a moment of a step
+    #[arg(long, value_name = "FAULT", hide = true)]
+    fault: Vec<Fault>,
+    /// A reference process that is wrong on purpose
+    #[arg(long, value_name = "HOW", hide = true)]
+    broken: Option<Broken>,
+}
+
+impl Local {
+    pub(crate) fn run(self, printer: &Printer) -> Result<(), Failure> {
+        // All fields by name, so that none is forgotten.
+        let Self { files, which, rounds, replicas, weights, output, fault, broken } = self;
+        let documents = files.documents(printer)?;
+        let refit = which.of(&documents)?;
+        let resolved = resolve(&documents, refit, &Options { tensors: None, replicas })?;
+        let options = local::Options { rounds, weights, faults: fault, broken };
+        log();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.map_err(Failure::failed)?;
+        // On this thread, which lives as long as the run and so as its processes.
+        let report = runtime.block_on(local::run(&resolved, options)).map_err(failure)?;
+        match output {
+            Output::Json => printer.json(&report, 3)?,
+            Output::Table => printer.data(&shown(&report))?,
+        }
+        match report.complaints().as_slice() {
+            [] => Ok(()),
+            complaints => Err(Failure::failed(complaints.join("; "))),
+        }
+    }
+}
+
+fn failure(error: LocalError) -> Failure {
+    let (hint, refused) = (error.hint(), error.is_refusal());
+    Failure { hint, exit: if refused { Exit::Refused } else { Exit::Failed }, ..Failure::failed(error) }
+}
+
+/// What the run itself has to say goes to stderr and is asked for with RUST_LOG.
+fn log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
+fn shown(report: &LocalReport) -> String {
+    let columns =
+        ["PREPARE", "TRANSFER", "VERIFY", "PAUSE", "COMMIT", "RESUME"].map(|name| (name, Align::Right));
+    let [prepare, transfer, verify, pause, commit, resume] = columns;
+    let mut rounds = Table::new(&[
+        ("STEP", Align::Right),
+        ("OUTCOME", Align::Left),
+        prepare,
+        transfer,
+        verify,
+        pause,
+        commit,
+        resume,
+        ("RECEIVED", Align::Right),
+        ("MINIMUM", Align::Right),
+        ("GB/S", Align::Right),
+        ("SAVED", Align::Right),
+    ]);
+    report.rounds.iter().for_each(|round| rounds.row(row(round, &report.plan.bytes)));
+    format!("{}\n\n{}", rounds.shown(), verdict(report))
+}
+
+fn row(round: &RoundLine, plan: &PlanBytes) -> [String; 12] {
+    let outcome = match (round.outcome, round.reason) {
+        (RoundOutcome::Committed, _) => "Committed".to_owned(),
+        (RoundOutcome::Aborted, Some(reason)) => format!("Aborted: {reason}"),
+        (RoundOutcome::Aborted, None) => "Aborted".to_owned(),
+    };
+    let ms = |phase: Option<u64>| phase.map_or_else(|| "-".to_owned(), |ms| format!("{ms} ms"));
+    let phases = &round.phase_milliseconds;
+    let rate = round.gigabytes_per_second().map_or_else(|| "-".to_owned(), |rate| format!("{rate:.2}"));
+    [
+        round.version.step.to_string(),
+        outcome,
+        ms(phases.prepare),
+        ms(phases.transfer),
+        ms(phases.verify),
+        ms(phases.pause),
+        ms(phases.commit),
+        ms(phases.resume),
+        bytes(round.bytes.received),
+        bytes(plan.minimum),
+        rate,
+        saved(round.bytes.received, plan.gather_broadcast),
+    ]
+}
+
+/// Against gather and broadcast, rounded down.
+fn saved(received: u64, usual: u64) -> String {
+    let less = u128::from(usual.saturating_sub(received)) * 1000;
+    let tenths = less.checked_div(u128::from(usual)).unwrap_or_default();
+    format!("{}.{} %", tenths / 10, tenths % 10)
+}
+
+fn verdict(report: &LocalReport) -> String {
+    let Verdict { checked_elements, mismatched_elements, torn_reads, steps, pads, .. } = report.verdict;
+    let committed = report.rounds.iter().filter(|round| round.outcome == RoundOutcome::Committed).count();
+    let word = if report.complaints().is_empty() { "right" } else { "NOT RIGHT" };
+    format!(
+        "verdict: {word}: {committed} of {} rounds committed; {} elements compared with the trainer's, {} differ \
+         ({} pads are zero); {} forward steps, {} read two versions",
+        report.rounds.len(),
+        grouped(checked_elements),
+        grouped(mismatched_elements),
+        grouped(pads),
+        grouped(steps),
+        grouped(torn_reads),
+    )
+}

@@ -1,0 +1,66 @@
+//! What the engines say of their live tensors, and what they should have said.
+
+use super::report::Verdict;
+use std::collections::BTreeMap;
+use weightrefit_core::membership::Seat;
+use weightrefit_proto::report::{ReplicaOutcome, RoundReport};
+
+/// One rank's check of one version: the rank, run and step.
+type Name = (Seat, u64, i64);
+
+/// Checks of a run.
+pub(super) struct Checks {
+    /// Elements with a source, of each inference rank.
+    elements: BTreeMap<Seat, u64>,
+    /// Checks that a committed round owes.
+    owed: BTreeMap<Name, u64>,
+    done: BTreeMap<Name, u64>,
+    verdict: Verdict,
+}
+
+impl Checks {
+    pub(super) fn new(elements: BTreeMap<Seat, u64>) -> Self {
+        Self { elements, owed: BTreeMap::new(), done: BTreeMap::new(), verdict: Verdict::default() }
+    }
+
+    /// A round has ended: every rank of each replica that committed owes a check.
+    pub(super) fn committed(&mut self, report: &RoundReport) {
+        let committed = report.replicas.iter().filter(|replica| replica.outcome == ReplicaOutcome::Committed);
+        for ended in committed {
+            for (seat, elements) in &self.elements {
+                let Seat::Inference { pool, replica, .. } = seat else { continue };
+                if (pool, replica) == (&ended.pool, &ended.replica) {
+                    self.owed.insert((seat.clone(), report.version.run, report.version.step), *elements);
+                }
+            }
+        }
+    }
+
+    /// A rank has compared its live tensors.
+    pub(super) fn checked(&mut self, name: Name, checked: u64, mismatched: u64, pads: u64) {
+        self.verdict.checked_elements += checked;
+        self.verdict.mismatched_elements += mismatched;
+        self.verdict.pads += pads;
+        self.done.insert(name, checked);
+    }
+
+    /// The process of a rank is gone, and with it the tensors that it would have compared.
+    pub(super) fn lost(&mut self, seat: &Seat) {
+        self.owed.retain(|name, _| name.0 != *seat || self.done.contains_key(name));
+    }
+
+    /// An engine has said its last.
+    pub(super) fn ended(&mut self, steps: u64, torn_reads: u64) {
+        self.verdict.steps += steps;
+        self.verdict.torn_reads += torn_reads;
+    }
+
+    /// Whether every check that is owed was made.
+    pub(super) fn are_complete(&self) -> bool {
+        self.owed.keys().all(|name| self.done.contains_key(name))
+    }
+
+    pub(super) fn verdict(&self) -> Verdict {
+        Verdict { expected_elements: self.owed.values().sum(), ..self.verdict }
+    }
+}

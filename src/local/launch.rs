@@ -1,0 +1,143 @@
+//! Command lines of a run's processes.
+
+use super::world::{Key, World};
+use crate::identity::SERVER_NAME;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Command;
+use std::str::FromStr;
+use weightrefit_core::id::Rank;
+use weightrefit_core::membership::Seat;
+
+/// A reference process that is wrong on purpose, to see that the verdict says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broken {
+    /// The trainer publishes weights of another step.
+    WrongRule,
+    /// One engine rank flips a bit of its live tensors after each commit.
+    CorruptLive,
+    /// Engines go on reading while they are paused.
+    IgnorePause,
+}
+
+/// The text names no way to be broken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not `wrong-rule`, `corrupt-live` or `ignore-pause`")]
+pub struct BrokenError(String);
+
+impl FromStr for Broken {
+    type Err = BrokenError;
+    fn from_str(text: &str) -> Result<Self, BrokenError> {
+        match text {
+            "wrong-rule" => Ok(Self::WrongRule),
+            "corrupt-live" => Ok(Self::CorruptLive),
+            "ignore-pause" => Ok(Self::IgnorePause),
+            _ => Err(BrokenError(text.chars().take(80).collect())),
+        }
+    }
+}
+
+/// What all command lines have in common.
+pub(super) struct Launch {
+    /// The agent binary.
+    pub(super) program: PathBuf,
+    /// Directory of the run.
+    pub(super) directory: PathBuf,
+    /// Where the coordinator listens.
+    pub(super) coordinator: SocketAddr,
+    /// Its authority, PEM.
+    pub(super) authority: PathBuf,
+    /// namespace/name of the refit.
+    pub(super) refit: String,
+    /// JSON of the resolved refit.
+    pub(super) resolved: PathBuf,
+    /// Safetensors file.
+    pub(super) weights: PathBuf,
+    /// What is wrong on purpose.
+    pub(super) broken: Option<Broken>,
+}
+
+impl Launch {
+    /// The command of a process; `world_token` is that of the present start of the trainer.
+    pub(super) fn command(&self, world: &World, key: &Key, world_token: &str) -> Command {
+        match key {
+            Key::Agent(index) => self.agent(world, *index),
+            Key::Trainer(seat) => self.trainer(world, seat, world_token),
+            Key::Engine(seat) => self.engine(world, seat),
+        }
+    }
+
+    /// Socket of an agent; short, because a socket's path is at most 107 bytes.
+    pub(super) fn socket(&self, agent: usize) -> PathBuf {
+        self.directory.join(format!("{agent}.agent"))
+    }
+
+    fn agent(&self, world: &World, index: usize) -> Command {
+        let spec = &world.agents[index];
+        let mut command = Command::new(&self.program);
+        command.arg("--coordinator").arg(self.coordinator.to_string());
+        command.arg("--coordinator-name").arg(SERVER_NAME);
+        command.arg("--trust-bundle").arg(&self.authority);
+        command.args(["--token-fd", "0"]);
+        command.arg("--refit").arg(&self.refit);
+        command.arg("--pod-uid").arg(&spec.pod_uid);
+        for seat in &spec.seats {
+            command.arg("--claim").arg(seat.to_string());
+        }
+        command.arg("--socket").arg(self.socket(index));
+        command.arg("--listen").arg(address(index).to_string());
+        command.arg("--exit-with-parent").arg(std::process::id().to_string());
+        command
+    }
+
+    fn trainer(&self, world: &World, seat: &Seat, world_token: &str) -> Command {
+        let mut command = self.rank("reference-trainer", world, seat);
+        command.arg("--training-rank").arg(rank(seat).to_string());
+        command.arg("--world").arg(world_token);
+        if self.broken == Some(Broken::WrongRule) {
+            command.arg("--wrong-rule");
+        }
+        command
+    }
+
+    fn engine(&self, world: &World, seat: &Seat) -> Command {
+        let mut command = self.rank("reference-engine", world, seat);
+        if let Seat::Inference { pool, replica, rank } = seat {
+            command.arg("--pool").arg(pool).arg("--replica").arg(replica);
+            command.arg("--replica-rank").arg(rank.to_string());
+            let head = Seat::Inference { pool: pool.clone(), replica: replica.clone(), rank: Rank(0) };
+            let number = world.seats().position(|other| *other == head).unwrap_or(0);
+            command.arg("--replica-socket").arg(self.directory.join(format!("{number}.replica")));
+            if self.broken == Some(Broken::CorruptLive) && *rank == Rank(0) {
+                command.arg("--corrupt-live");
+            }
+        }
+        if self.broken == Some(Broken::IgnorePause) {
+            command.arg("--ignore-pause");
+        }
+        command
+    }
+
+    fn rank(&self, role: &str, world: &World, seat: &Seat) -> Command {
+        let agent = world.agent_of(seat).unwrap_or(0);
+        let mut command = Command::new(&self.program);
+        command.arg(role);
+        command.arg("--socket").arg(self.socket(agent));
+        command.arg("--refit").arg(&self.resolved);
+        command.arg("--weights").arg(&self.weights);
+        command.arg("--launcher").arg(std::process::id().to_string());
+        command
+    }
+}
+
+/// Each agent has a loopback address of its own, as pods have.
+fn address(agent: usize) -> Ipv4Addr {
+    let [low, high] = u16::try_from(agent + 2).unwrap_or(u16::MAX).to_le_bytes();
+    Ipv4Addr::new(127, 0, high, low)
+}
+
+fn rank(seat: &Seat) -> Rank {
+    match seat {
+        Seat::Training { rank } | Seat::Inference { rank, .. } => *rank,
+    }
+}

