@@ -63,7 +63,7 @@ pub enum DialError {
 }
 
 impl Identity {
-    /// Draws a key (ECDSA P-256) and certifies it by itself; [`Identity::enrol`] replaces that certificate.
+    /// Draws a key (ECDSA P-256) and certifies it by itself; [`Enrolment::enrol`] replaces that certificate.
     pub fn generate(pod_uid: &str) -> Result<Self, IdentityError> {
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
         if pod_uid.is_empty() || !pod_uid.bytes().all(plain) {

@@ -4,7 +4,7 @@
 
 mod world;
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use weightrefit_core::id::{Epoch, MemberId};
 use weightrefit_core::round::io::Input;
@@ -153,7 +153,7 @@ impl State {
 
 /// Depth first, at most `most` states; the number seen, and whether that was all.
 fn explore(budget: Budget, most: usize, end: impl Fn(&State)) -> (usize, bool) {
-    let mut seen = HashSet::new();
+    let mut seen = BTreeSet::new();
     let first = State::new(budget);
     seen.insert(first.fingerprint());
     let mut stack = vec![first];
