@@ -201,6 +201,6 @@ pub fn draw_incarnation() -> Result<Incarnation, IdentityError> {
     Ok(Incarnation(u128::from_be_bytes(bytes)))
 }
 
-pub(crate) fn sha256(bytes: &[u8]) -> Sha256 {
+fn sha256(bytes: &[u8]) -> Sha256 {
     Sha256(Hasher::digest(bytes).into())
 }

@@ -42,10 +42,9 @@ impl Side {
         for rank in layout.ranks() {
             ranks.push(layout.rank_regions(rank).map_err(failed)?);
         }
-        let digest = crate::identity::sha256(value.to_string().as_bytes());
         let carriers = table.iter().map(|(id, _)| (id, layout.alias(id)));
         let carriers = carriers.filter(|(id, carrier)| id != carrier).collect();
-        Ok(Self { name, layout: digest, alias: document.alias, carriers, ranks, classes: None })
+        Ok(Self { name, layout: layout.digest(), alias: document.alias, carriers, ranks, classes: None })
     }
 }
 
