@@ -244,7 +244,8 @@ fn i3_a_message_in_another_role_is_refused_and_changes_nothing() {
 #[test]
 fn i3_a_message_of_another_epoch_digest_incarnation_or_key_is_refused_and_changes_nothing() {
     let propose = messages().swap_remove(0).0;
-    let change: [(&str, fn(&mut Header)); 7] = [
+    type Change = fn(&mut Header);
+    let change: [(&str, Change); 7] = [
         ("refit", |header| header.refit_uid = "other".into()),
         ("older epoch", |header| header.epoch = Epoch(0)),
         ("newer epoch", |header| header.epoch = Epoch(2)),

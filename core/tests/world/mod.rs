@@ -7,20 +7,20 @@ pub(crate) mod check;
 pub(crate) mod ledger;
 mod plane;
 pub(crate) mod script;
+pub(crate) mod shape;
 
 use check::Checker;
-use ledger::SumLedger;
+pub(crate) use shape::Shape;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use weightrefit_core::id::{Epoch, Incarnation, MemberId, Rank, Sha256};
-use weightrefit_core::membership::roster::{Joining, PoolSpec, Roster, Spec};
+use weightrefit_core::id::{Epoch, Incarnation, MemberId, Sha256};
 use weightrefit_core::membership::{Membership, Seat};
 use weightrefit_core::round::engine::{EngineAction, EngineAnswer, EngineClient, EngineInput};
 use weightrefit_core::round::io::{Effect, Event, Input, ReleaseOutcome, RoundSummary, Slot};
 use weightrefit_core::round::message::{Header, Message, RoundKey, Timeouts};
 use weightrefit_core::round::node::Node;
-use weightrefit_core::round::topology::{OnReplicaFailure, PairFacts, Policies, Topology};
+use weightrefit_core::round::topology::Topology;
 
 /// Bytes between each source and each destination rank.
 pub(crate) const PAIR_BYTES: u64 = 100;
@@ -35,41 +35,6 @@ pub(crate) const TIMEOUTS: Timeouts = Timeouts {
     resume_ms: 2_000,
     total_ms: 60_000,
 };
-
-#[derive(Debug, Clone)]
-pub(crate) struct Shape {
-    pub(crate) trainers: u32,
-    pub(crate) replicas: u32,
-    pub(crate) ranks: u32,
-    /// All ranks of a replica in one agent, and all training ranks in one.
-    pub(crate) together: bool,
-    pub(crate) policy: OnReplicaFailure,
-    pub(crate) min_replicas: u32,
-}
-
-impl Shape {
-    pub(crate) fn new(trainers: u32, replicas: u32, ranks: u32) -> Self {
-        let policy = OnReplicaFailure::FenceReplica;
-        Self { trainers, replicas, ranks, together: false, policy, min_replicas: 1 }
-    }
-
-    fn seats(&self) -> Vec<Vec<Seat>> {
-        let training = (0..self.trainers).map(|rank| Seat::Training { rank: Rank(rank) });
-        let replica = |replica: u32| {
-            (0..self.ranks).map(move |rank| {
-                let (pool, replica) = ("default".to_owned(), format!("r{replica}"));
-                Seat::Inference { pool, replica, rank: Rank(rank) }
-            })
-        };
-        if self.together {
-            let mut out = Vec::from_iter((self.trainers > 0).then(|| training.collect()));
-            out.extend((0..self.replicas).map(|r| replica(r).collect()));
-            out
-        } else {
-            training.chain((0..self.replicas).flat_map(replica)).map(|seat| vec![seat]).collect()
-        }
-    }
-}
 
 /// An agent process and its pod.
 #[derive(Clone, Hash)]
@@ -207,73 +172,6 @@ impl World {
     pub(crate) fn draw(&mut self) -> Incarnation {
         self.drawn += 1;
         Incarnation(self.drawn)
-    }
-
-    pub(crate) fn roster_spec(&self, generation: u64) -> Spec {
-        let pool = PoolSpec {
-            name: "default".into(),
-            ranks_per_replica: self.shape.ranks,
-            min_replicas: self.shape.min_replicas,
-        };
-        Spec { generation, training_ranks: self.shape.trainers, pools: vec![pool] }
-    }
-
-    pub(crate) fn roster(&self) -> Roster {
-        Roster::new("uid", self.roster_spec(0), None)
-    }
-
-    pub(crate) fn joining(&self, at: usize) -> Joining {
-        let agent = &self.agents[at];
-        Joining {
-            incarnation: agent.incarnation,
-            pod_uid: format!("pod-{at}"),
-            key: key_of(agent.incarnation),
-            seats: agent.seats.clone(),
-            round_addresses: vec![format!("10.0.0.{at}:1")],
-            byte_addresses: vec![format!("10.0.0.{at}:2")],
-            epoch_seen: agent.node.membership().map_or(Epoch(0), |m| m.epoch()),
-            run_seen: 0,
-        }
-    }
-
-    /// The operator has written this membership down.
-    pub(crate) fn enact(&mut self, membership: Arc<Membership>) {
-        let (mut pairs, mut layouts) = (BTreeMap::new(), Vec::new());
-        for (id, member) in membership.iter() {
-            layouts.push(Sha256([u8::from(matches!(member.seat, Seat::Training { .. })); 32]));
-            if matches!(member.seat, Seat::Inference { .. }) {
-                for source in membership.training() {
-                    pairs.insert((source, id), PairFacts { bytes: PAIR_BYTES, digest: Sha256([3; 32]) });
-                }
-            }
-        }
-        let policies = Policies {
-            timeouts: TIMEOUTS,
-            on_replica_failure: self.shape.policy,
-            min_replicas: vec![self.shape.min_replicas],
-        };
-        let ledger = Arc::new(SumLedger);
-        let topology = Topology::new(&membership, Sha256([9; 32]), layouts, pairs, policies, ledger);
-        let topology = Arc::new(topology.expect("facts of the membership"));
-        self.memberships.insert(membership.epoch(), (membership, topology));
-    }
-
-    /// A membership of all agents as they are now.
-    pub(crate) fn enact_all(&mut self, epoch: u64) {
-        let members = (0..self.agents.len()).flat_map(|at| {
-            let Joining { incarnation, pod_uid, key, seats, round_addresses, byte_addresses, .. } =
-                self.joining(at);
-            seats.into_iter().map(move |seat| weightrefit_core::membership::Member {
-                seat,
-                pod_uid: pod_uid.clone(),
-                incarnation,
-                key,
-                round_addresses: round_addresses.clone(),
-                byte_addresses: byte_addresses.clone(),
-            })
-        });
-        let membership = Membership::new("uid", Epoch(epoch), 0, vec!["default".into()], members.collect());
-        self.enact(Arc::new(membership.expect("a whole membership")));
     }
 
     pub(crate) fn clock(&self, agent: usize) -> u64 {
