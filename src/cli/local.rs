@@ -1,6 +1,7 @@
 //! `weightrefit local`.
 
 use crate::api::resolve::{Options, resolve};
+use crate::api::supported;
 use crate::cli::input::{Files, Which};
 use crate::cli::table::{Align, Table, bytes, grouped};
 use crate::cli::{Exit, Failure, Output, Printer};
@@ -44,6 +45,7 @@ impl Local {
         let Self { files, which, rounds, replicas, weights, output, fault, broken } = self;
         let documents = files.documents(printer)?;
         let refit = which.of(&documents)?;
+        supported::check(&refit.value.spec).map_err(|(path, problem)| refit.refuse(path, problem))?;
         let resolved = resolve(&documents, refit, &Options { tensors: None, replicas })?;
         let options = local::Options { rounds, weights, faults: fault, broken };
         log();

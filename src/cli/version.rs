@@ -2,6 +2,9 @@
 
 use crate::api::refit::API_VERSION;
 use crate::cli::{Failure, Output, Printer};
+use weightrefit_core::plan::PLANNER_VERSION;
+use weightrefit_core::plan::document::SCHEMA;
+use weightrefit_proto::socket::PROTOCOL;
 
 /// Print the versions of the program and of its interfaces
 #[derive(Debug, clap::Args)]
@@ -13,7 +16,13 @@ pub(crate) struct Version {
 
 impl Version {
     pub(crate) fn run(self, printer: &Printer) -> Result<(), Failure> {
-        let rows = [("version", env!("CARGO_PKG_VERSION")), ("apiVersion", API_VERSION)];
+        let rows = [
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("apiVersion", API_VERSION.to_owned()),
+            ("planSchema", SCHEMA.to_owned()),
+            ("plannerVersion", PLANNER_VERSION.to_string()),
+            ("agentSocket", PROTOCOL.to_string()),
+        ];
         match self.output {
             Output::Table => {
                 let rows: Vec<String> =
@@ -22,7 +31,7 @@ impl Version {
             }
             Output::Json => {
                 let object: serde_json::Map<_, _> =
-                    rows.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
+                    rows.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
                 printer.json(&object, 1)
             }
         }
