@@ -83,6 +83,10 @@ pub const STEP_MARGIN: Duration = Duration::from_secs(60);
 /// Local run: from the last round until every engine has compared its tensors with the file.
 pub const CHECK_LIMIT: Duration = Duration::from_secs(60);
 
+/// Local run: from a commit to the end of the replica's first forward step on it, which takes milliseconds unless the
+/// machine is busy.
+pub const FIRST_STEP_LIMIT: Duration = Duration::from_secs(20);
+
 /// Local run: for processes to end by themselves.
 pub const END_LIMIT: Duration = Duration::from_secs(5);
 

@@ -289,7 +289,6 @@ fn account(run: &Run, seed: u64) {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a test is asked from the shell for one seed or for many")]
 fn seeds() -> std::ops::Range<u64> {
     match std::env::var("WEIGHTREFIT_SIM_SEED").ok().and_then(|seed| seed.parse().ok()) {
         Some(seed) => seed..seed + 1,

@@ -33,6 +33,9 @@ pub enum Told {
         /// Of those, how many are not zero.
         pads_not_zero: u64,
     },
+    /// Engine, first rank of a replica: all ranks have completed a forward step together since this one last began
+    /// to serve.
+    Stepped {},
     /// Engine: standard input has ended; nothing comes after this. Steps and torn reads are those that this rank
     /// scheduled, so they are zero on all ranks of a replica but the first.
     Ended { steps: u64, torn_reads: u64 },

@@ -1,7 +1,8 @@
 //! What the engines say of their live tensors, and what they should have said.
 
 use super::report::Verdict;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use weightrefit_core::id::Rank;
 use weightrefit_core::membership::Seat;
 use weightrefit_proto::report::{ReplicaOutcome, RoundReport};
 
@@ -15,18 +16,52 @@ pub(super) struct Checks {
     /// Checks that a committed round owes.
     owed: BTreeMap<Name, u64>,
     done: BTreeMap<Name, u64>,
+    /// First ranks of the replicas that committed the present step and owe a forward step on it.
+    unread: BTreeSet<Seat>,
+    /// First ranks that have completed a forward step since the present step was published.
+    stepped: BTreeSet<Seat>,
     verdict: Verdict,
 }
 
 impl Checks {
     pub(super) fn new(elements: BTreeMap<Seat, u64>) -> Self {
-        Self { elements, owed: BTreeMap::new(), done: BTreeMap::new(), verdict: Verdict::default() }
+        Self {
+            elements,
+            owed: BTreeMap::new(),
+            done: BTreeMap::new(),
+            unread: BTreeSet::new(),
+            stepped: BTreeSet::new(),
+            verdict: Verdict::default(),
+        }
+    }
+
+    /// A step is about to be published; commits of the step before that nobody read stay counted.
+    pub(super) fn begin_step(&mut self) {
+        self.verdict.unread_commits += self.unread.len() as u64;
+        self.unread.clear();
+        self.stepped.clear();
+    }
+
+    /// All ranks of a replica have read its live tensors.
+    pub(super) fn stepped(&mut self, first_rank: Seat) {
+        self.unread.remove(&first_rank);
+        self.stepped.insert(first_rank);
+    }
+
+    /// Whether each replica that committed the present step has completed a forward step since.
+    pub(super) fn are_read(&self) -> bool {
+        self.unread.is_empty()
     }
 
     /// A round has ended: every rank of each replica that committed owes a check.
     pub(super) fn committed(&mut self, report: &RoundReport) {
         let committed = report.replicas.iter().filter(|replica| replica.outcome == ReplicaOutcome::Committed);
         for ended in committed {
+            let (pool, replica) = (ended.pool.clone(), ended.replica.clone());
+            let first = Seat::Inference { pool, replica, rank: Rank(0) };
+            if !self.stepped.contains(&first) {
+                self.unread.insert(first);
+            }
             for (seat, elements) in &self.elements {
                 let Seat::Inference { pool, replica, .. } = seat else { continue };
                 if (pool, replica) == (&ended.pool, &ended.replica) {
@@ -46,6 +81,10 @@ impl Checks {
 
     /// The process of a rank is gone, and with it the tensors that it would have compared.
     pub(super) fn lost(&mut self, seat: &Seat) {
+        if let Seat::Inference { pool, replica, .. } = seat {
+            let first = Seat::Inference { pool: pool.clone(), replica: replica.clone(), rank: Rank(0) };
+            self.unread.remove(&first);
+        }
         self.owed.retain(|name, _| name.0 != *seat || self.done.contains_key(name));
     }
 
@@ -61,6 +100,7 @@ impl Checks {
     }
 
     pub(super) fn verdict(&self) -> Verdict {
-        Verdict { expected_elements: self.owed.values().sum(), ..self.verdict }
+        let unread_commits = self.verdict.unread_commits + self.unread.len() as u64;
+        Verdict { expected_elements: self.owed.values().sum(), unread_commits, ..self.verdict }
     }
 }

@@ -54,6 +54,9 @@ pub struct Verdict {
     /// Forward steps of all ranks of a replica together.
     #[serde(skip)]
     pub steps: u64,
+    /// Commits of a replica after which its ranks completed no forward step together before the next one.
+    #[serde(skip)]
+    pub unread_commits: u64,
     /// Elements of padding that were checked to be zero.
     #[serde(skip)]
     pub pads: u64,
@@ -110,8 +113,14 @@ impl LocalReport {
                 complaints.push(format!("step {step} received {received} bytes, the minimum is {minimum}"));
             }
         }
-        let Verdict { checked_elements, mismatched_elements, torn_reads, expected_elements, .. } =
-            self.verdict;
+        let Verdict {
+            checked_elements,
+            mismatched_elements,
+            torn_reads,
+            expected_elements,
+            unread_commits,
+            ..
+        } = self.verdict;
         if mismatched_elements > 0 {
             complaints.push(format!(
                 "{mismatched_elements} of {checked_elements} elements differ from the trainer's"
@@ -119,6 +128,9 @@ impl LocalReport {
         }
         if torn_reads > 0 {
             complaints.push(format!("{torn_reads} forward steps read two versions"));
+        }
+        if unread_commits > 0 {
+            complaints.push(format!("{unread_commits} commits were read by no forward step"));
         }
         // A replica that recovers by itself checks more than its round owes.
         if checked_elements < expected_elements {

@@ -133,8 +133,8 @@ impl Stage {
             lines.push(self.publish(step).await?);
         }
         // A check that never comes is missed in the verdict.
-        let _ =
-            self.until("the engines' checks", limits::CHECK_LIMIT, |stage| stage.checks.are_complete()).await;
+        self.until_or_late("the engines' checks", limits::CHECK_LIMIT, |stage| stage.checks.are_complete())
+            .await?;
         self.end().await?;
         let verdict = self.checks.verdict();
         Ok(LocalReport { plan: PlanPart { bytes: self.plan }, rounds: lines, verdict })
@@ -146,6 +146,7 @@ impl Stage {
         (self.step, self.moment, self.asked, self.answer) = (step, None, 0, None);
         self.bytes_before = self.bytes_received();
         self.released.clear();
+        self.checks.begin_step();
         self.progress.restart(format!("step {step}: publish"));
         // One step at a time is asked, so the queue of one has room.
         let _ = self.ask.send(step).await;
@@ -156,6 +157,9 @@ impl Stage {
         self.resume_stopped();
         // No rank trains on before all have their memory back, as the ranks of a trainer step together.
         self.until("the release of the trainer's memory", self.step_limit, Self::is_released).await?;
+        // Torn reads say nothing where nobody reads. What stays unread is missed in the verdict.
+        self.until_or_late("a forward step", limits::FIRST_STEP_LIMIT, |stage| stage.checks.are_read())
+            .await?;
         Ok(self.answer.take().unwrap_or_else(|| RoundLine::lost(step, Code::PeerLost)))
     }
 
@@ -199,6 +203,19 @@ impl Stage {
             .filter(|rank| rank.claim.as_ref().is_some_and(|claim| claim.side == "inference"))
             .map(|rank| rank.round_bytes)
             .sum()
+    }
+
+    /// As [`Self::until`], for what the verdict misses by itself where it does not happen.
+    async fn until_or_late(
+        &mut self,
+        what: &'static str,
+        limit: Duration,
+        done: impl Fn(&Self) -> bool,
+    ) -> Result<(), LocalError> {
+        match self.until(what, limit, done).await {
+            Err(LocalError::Late { .. }) => Ok(()),
+            result => result,
+        }
     }
 
     /// Handles what happens until `done`.
@@ -269,13 +286,15 @@ impl Stage {
             (Told::Checked { run, step, checked, mismatched, pads, pads_not_zero }, Key::Engine(seat)) => {
                 self.checks.checked((seat, run, step), checked, mismatched + pads_not_zero, pads);
             }
+            (Told::Stepped {}, Key::Engine(seat)) => self.checks.stepped(seat),
             (Told::Ended { steps, torn_reads }, _) => self.checks.ended(steps, torn_reads),
             // Of an earlier step, or from a process that has no business to say it.
             (
                 Told::Loaded { .. }
                 | Told::Released { .. }
                 | Told::PublishRefused { .. }
-                | Told::Checked { .. },
+                | Told::Checked { .. }
+                | Told::Stepped {},
                 _,
             ) => {}
         }

@@ -6,12 +6,14 @@
 //! - F2: a step that some rank did not take part in to its end is no step, whatever the others read.
 
 use super::live::{LiveTensor, Read, Stamp};
+use super::say;
 use std::io::{self, Read as _, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
+use weightrefit_proto::reference::Told;
 
 /// Between two attempts to reach the other ranks.
 const RETRY: Duration = Duration::from_millis(20);
@@ -37,6 +39,8 @@ pub(super) struct Gate {
     changed: Condvar,
     /// Gives up the step in progress.
     closing: AtomicBool,
+    /// Nothing was read by all ranks since the last [`Gate::start`].
+    unread: AtomicBool,
 }
 
 #[derive(Default)]
@@ -52,6 +56,7 @@ impl Gate {
     pub(super) fn start(&self) {
         self.state.lock().expect(NO_PANIC).open = true;
         self.closing.store(false, Ordering::Relaxed);
+        self.unread.store(true, Ordering::Relaxed);
         self.changed.notify_all();
     }
 
@@ -135,6 +140,10 @@ impl Forward {
             self.gate.wait_open();
             let start = Instant::now();
             let complete = self.gate.step(|| self.scheduled_step(&mut followers.lock().expect(NO_PANIC)));
+            if complete == Some(true) && self.gate.unread.swap(false, Ordering::Relaxed) {
+                // A launcher that is gone reads nothing.
+                let _ = say(&Told::Stepped {});
+            }
             let rest = if complete == Some(false) { RETRY } else { start.elapsed() * REST };
             std::thread::sleep(rest.min(RETRY));
         }
