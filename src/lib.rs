@@ -8,3 +8,4 @@ pub mod coordinator;
 pub mod identity;
 pub mod limits;
 pub mod local;
+pub mod safetensors;

@@ -102,6 +102,7 @@ fn what_is_killed_or_stopped_comes_back_and_the_next_steps_are_whole() {
     for fault in [
         &format!("kill:agent:{engine}/0@1/transfer"),
         &format!("kill:engine:{engine}/0@1/publish"),
+        &format!("kill:engine:{engine}/1@1/resume"),
         "kill:trainer:training/2@1/publish",
         "kill:agent:training/0@1/publish",
         &format!("stop:engine:{engine}/1@1/publish"),
@@ -135,16 +136,38 @@ fn a_missing_weights_file_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn weights_that_the_refit_does_not_describe_end_the_run_with_the_reason() {
+fn weights_that_are_not_those_of_the_refit_are_refused_before_anything_starts() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("other.safetensors");
     let header = br#"{"embed.weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[0; 4]].concat();
-    std::fs::write(&file, bytes).expect("a file");
+    std::fs::write(&file, &bytes).expect("a file");
     let run = output(&mut local("tests/local/tiny.yaml", &["--weights", file.to_str().expect("UTF-8")]));
     let stderr = String::from_utf8_lossy(&run.stderr);
-    assert_eq!(run.status.code(), Some(3), "{stderr}");
-    assert!(stderr.contains("embed.weight") && stderr.contains("[2000, 256]"), "{stderr}");
+    assert_eq!(run.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("`embed.weight` as f32 [1], the refit as f32 [2000, 256]"), "{stderr}");
+    std::fs::write(&file, &bytes[..20]).expect("a file");
+    let run = output(&mut local("tests/local/tiny.yaml", &["--weights", file.to_str().expect("UTF-8")]));
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("other.safetensors: ") && stderr.contains("hint: "), "{stderr}");
+    let run = output(&mut local("tests/local/tiny.yaml", &["--weights", "/dev/zero"]));
+    let stderr = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.code() == Some(1) && stderr.contains("/dev/zero: is no regular file"), "{stderr}");
+}
+
+#[test]
+fn a_place_for_sockets_that_cannot_be_is_refused_before_anything_starts() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let long = directory.path().join("l".repeat(100));
+    std::fs::create_dir(&long).expect("a directory");
+    for place in [long, directory.path().join("absent")] {
+        let run = output(local("tests/local/tiny.yaml", &[]).env("TMPDIR", &place));
+        let stderr = String::from_utf8_lossy(&run.stderr);
+        assert_eq!(run.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains(place.to_str().expect("UTF-8")) && stderr.contains("TMPDIR"), "{stderr}");
+        assert!(!place.exists() || place.read_dir().expect("readable").next().is_none(), "nothing stays");
+    }
 }
 
 #[test]

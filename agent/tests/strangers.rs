@@ -45,6 +45,10 @@ fn a_member_says_only_what_its_role_and_epoch_allow() {
     let mut trainer = Trainer::start(&trainer_agent.socket, 0, &[8, 4]).registered();
     let mut engines = [0, 1].map(|rank| Engine::start(&engine_agent.socket, "a", rank, &[4, 4]));
 
+    // An agent lets in the keys of a membership once it has accepted it.
+    wait_for("acceptance", || {
+        (coordinator.heard.lock().expect("no panic").accepted.len() >= 2).then_some(())
+    });
     let (sender, receiver) = mpsc::channel(16);
     let _incoming = runtime.block_on(async {
         let mut client = RoundClient::new(identity_channel(&identity, &engine_agent).await);

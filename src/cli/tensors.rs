@@ -2,8 +2,8 @@
 //! weights only the headers are read.
 
 use crate::cli::{Failure, input};
-use std::fs::File;
-use std::io::{self, Read};
+use crate::safetensors::{self, HeaderError};
+use std::io::Read;
 use std::path::Path;
 use weightrefit_core::model::{self, Header, Index, LENGTH_BYTES, TableError, TensorTable};
 
@@ -26,9 +26,10 @@ pub(crate) fn read(path: &Path) -> Result<TensorTable, Failure> {
 /// A safetensors file starts with the length of its header in eight bytes, and no length that a header may have
 /// is made of printable ones only.
 fn is_json(path: &Path) -> Result<bool, Failure> {
+    let (file, _) = safetensors::open(path).map_err(|error| unreadable(path, error))?;
     let mut start = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(LENGTH_BYTES).read_to_end(&mut start));
-    read.map_err(|error| absent(path, &error))?;
+    let read = file.take(LENGTH_BYTES).read_to_end(&mut start);
+    read.map_err(|error| unreadable(path, error.into()))?;
     Ok(start.iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace()))
 }
 
@@ -43,24 +44,20 @@ fn is_index(text: &str) -> bool {
 }
 
 fn header(path: &Path) -> Result<Header, Failure> {
-    let (start, bytes) = start(path).map_err(|error| absent(path, &error))?;
-    let needed = model::header_bytes(&start, bytes).map_err(|error| refused(path, error))?;
-    let mut whole = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(needed).read_to_end(&mut whole));
-    read.map_err(|error| absent(path, &error))?;
-    model::read_header(&whole, bytes).map_err(|error| refused(path, error))
+    safetensors::header(path).map_err(|error| unreadable(path, error))
 }
 
-fn start(path: &Path) -> io::Result<(Vec<u8>, u64)> {
-    let file = File::open(path)?;
-    let bytes = file.metadata()?.len();
-    let mut start = Vec::new();
-    file.take(LENGTH_BYTES).read_to_end(&mut start)?;
-    Ok((start, bytes))
-}
-
-fn absent(path: &Path, error: &io::Error) -> Failure {
-    Failure::refused(format!("{}: {error}", path.display()), "Correct the path, or fetch the file.")
+fn unreadable(path: &Path, error: HeaderError) -> Failure {
+    match error {
+        HeaderError::Table(error) => refused(path, error),
+        HeaderError::NotRegular => {
+            let hint = "Name a safetensors file, an index beside its shards, or a JSON list of tensors.";
+            Failure::refused(format!("{} is no regular file", path.display()), hint)
+        }
+        HeaderError::Io(error) => {
+            Failure::refused(format!("{}: {error}", path.display()), "Correct the path, or fetch the file.")
+        }
+    }
 }
 
 fn refused(path: &Path, error: TableError) -> Failure {

@@ -20,6 +20,8 @@ pub(super) struct Checks {
     unread: BTreeSet<Seat>,
     /// First ranks that have completed a forward step since the present step was published.
     stepped: BTreeSet<Seat>,
+    /// Ranks whose process is gone since the present step was published: what it committed is gone with it.
+    lost: BTreeSet<Seat>,
     verdict: Verdict,
 }
 
@@ -31,6 +33,7 @@ impl Checks {
             done: BTreeMap::new(),
             unread: BTreeSet::new(),
             stepped: BTreeSet::new(),
+            lost: BTreeSet::new(),
             verdict: Verdict::default(),
         }
     }
@@ -40,6 +43,7 @@ impl Checks {
         self.verdict.unread_commits += self.unread.len() as u64;
         self.unread.clear();
         self.stepped.clear();
+        self.lost.clear();
     }
 
     /// All ranks of a replica have read its live tensors.
@@ -53,20 +57,21 @@ impl Checks {
         self.unread.is_empty()
     }
 
-    /// A round has ended: every rank of each replica that committed owes a check.
+    /// A round has ended: every rank of each replica that committed owes a check, and the replica a step.
     pub(super) fn committed(&mut self, report: &RoundReport) {
         let committed = report.replicas.iter().filter(|replica| replica.outcome == ReplicaOutcome::Committed);
         for ended in committed {
+            let of_replica = |seat: &Seat| matches!(seat, Seat::Inference { pool, replica, .. } if (pool, replica) == (&ended.pool, &ended.replica));
+            let version = report.version;
+            for (seat, elements) in self.elements.iter().filter(|(seat, _)| of_replica(seat)) {
+                if !self.lost.contains(seat) {
+                    self.owed.insert((seat.clone(), version.run, version.step), *elements);
+                }
+            }
             let (pool, replica) = (ended.pool.clone(), ended.replica.clone());
             let first = Seat::Inference { pool, replica, rank: Rank(0) };
-            if !self.stepped.contains(&first) {
+            if !self.stepped.contains(&first) && !self.lost.iter().any(of_replica) {
                 self.unread.insert(first);
-            }
-            for (seat, elements) in &self.elements {
-                let Seat::Inference { pool, replica, .. } = seat else { continue };
-                if (pool, replica) == (&ended.pool, &ended.replica) {
-                    self.owed.insert((seat.clone(), report.version.run, report.version.step), *elements);
-                }
             }
         }
     }
@@ -86,6 +91,7 @@ impl Checks {
             self.unread.remove(&first);
         }
         self.owed.retain(|name, _| name.0 != *seat || self.done.contains_key(name));
+        self.lost.insert(seat.clone());
     }
 
     /// An engine has said its last.
@@ -101,6 +107,8 @@ impl Checks {
 
     pub(super) fn verdict(&self) -> Verdict {
         let unread_commits = self.verdict.unread_commits + self.unread.len() as u64;
-        Verdict { expected_elements: self.owed.values().sum(), unread_commits, ..self.verdict }
+        let unchecked = self.owed.iter().filter(|(name, elements)| self.done.get(*name) != Some(*elements));
+        let unchecked_elements = unchecked.map(|(_, elements)| elements).sum();
+        Verdict { unchecked_elements, unread_commits, ..self.verdict }
     }
 }

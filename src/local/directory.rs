@@ -8,6 +8,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
+/// A socket's path is at most 107 bytes (unix(7)); its name here is a number and a word.
+const PATH_BYTES_MAX: usize = 107 - "/4294967295.replica".len();
+
 /// Sockets, logs and small files of one run, mode 0700.
 pub(super) struct Directory {
     directory: Option<TempDir>,
@@ -17,10 +20,16 @@ pub(super) struct Directory {
 
 impl Directory {
     pub(super) fn new(agent: &Path) -> Result<Self, LocalError> {
-        let failed = |source| LocalError::System { action: "make a private directory", source };
+        let parent = std::env::temp_dir();
+        let failed = |source| LocalError::Directory { parent: parent.clone(), source };
         let mode = std::fs::Permissions::from_mode(0o700);
         let directory =
             tempfile::Builder::new().prefix("weightrefit-").permissions(mode).tempdir().map_err(failed)?;
+        let bytes = directory.path().as_os_str().len();
+        if bytes > PATH_BYTES_MAX {
+            let problem = format!("its path of {bytes} bytes leaves no room for a socket's name");
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidFilename, problem)));
+        }
         let cleanup = Command::new(agent)
             .arg("reference-cleanup")
             .arg(directory.path())

@@ -11,6 +11,7 @@ use super::world::World;
 use crate::api::resolve::{NoPlan, ResolvedRefit};
 use crate::coordinator::{Coordinator, InMemory, Settings, TlsError};
 use crate::identity::{Authority, IdentityError, Tokens};
+use crate::safetensors::HeaderError;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,6 +52,34 @@ pub enum LocalError {
         path: PathBuf,
         /// What to do.
         hint: &'static str,
+    },
+    /// The file is no safetensors file.
+    #[error("weights file {}: {source}", .path.display())]
+    WeightsUnreadable {
+        /// Where it is.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: HeaderError,
+    },
+    /// The file holds other tensors than the refit.
+    #[error("weights file {} has tensor `{name}` {found}, the refit as {wanted}", .path.display())]
+    WeightsDiffer {
+        /// Where it is.
+        path: PathBuf,
+        /// The first tensor that differs.
+        name: String,
+        /// What the file says of it.
+        found: String,
+        /// What the refit says of it.
+        wanted: String,
+    },
+    /// The folder for sockets and logs cannot be made.
+    #[error("cannot make a private directory in {}: {source}", .parent.display())]
+    Directory {
+        /// Where temporary files go.
+        parent: PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// Nothing says where the cache is.
     #[error("no cache folder: WEIGHTREFIT_CACHE, XDG_CACHE_HOME and HOME are all unset")]
@@ -136,6 +165,9 @@ impl LocalError {
             Self::NoWeights
                 | Self::WeightsAnnotation { .. }
                 | Self::WeightsMissing { .. }
+                | Self::WeightsUnreadable { .. }
+                | Self::WeightsDiffer { .. }
+                | Self::Directory { .. }
                 | Self::NoCache
                 | Self::NoPlan(_)
                 | Self::Layout(_)
@@ -152,6 +184,10 @@ impl LocalError {
                 format!("Name a safetensors file with `--weights FILE`, or set the annotation {ANNOTATION}.")
             }
             Self::WeightsMissing { hint, .. } => (*hint).to_owned(),
+            Self::WeightsUnreadable { .. } | Self::WeightsDiffer { .. } => {
+                "Name the safetensors file of this model with `--weights FILE`.".to_owned()
+            }
+            Self::Directory { .. } => "Set TMPDIR to the short path of a writable directory.".to_owned(),
             Self::NoCache => "Name a safetensors file with `--weights FILE`.".to_owned(),
             Self::NoPlan(error) => error.code().remedy().to_owned(),
             Self::Layout(error) => error.code().remedy().to_owned(),
@@ -175,7 +211,7 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
         (None, Some(annotation)) => Source::parse(annotation)?,
         (None, None) => return Err(LocalError::NoWeights),
     };
-    source.check()?;
+    source.check(&refit.training.layout)?;
     let world = World::new(refit);
     if let Some(fault) = options.faults.iter().find(|fault| fault.key(&world).is_none()) {
         return Err(LocalError::Fault(fault.seat.to_string()));

@@ -1,11 +1,13 @@
 //! Where the trainer's first weights come from: a file, a fetched package, or a seed.
 
 use super::run::LocalError;
+use crate::safetensors;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use weightrefit_core::dtype::DType;
-use weightrefit_core::model::TensorTable;
+use weightrefit_core::layout::Layout;
+use weightrefit_core::model::{TensorMeta, TensorTable};
 
 /// Annotation of a WeightRefit that says it.
 pub(super) const ANNOTATION: &str = "weightrefit.dev/local-weights";
@@ -42,14 +44,32 @@ impl Source {
         Ok(Self::Fetched(cache()?.join("weights").join(format!("{name}-{version}")).join(path)))
     }
 
-    /// Whether the file is there, where one is named.
-    pub(super) fn check(&self) -> Result<(), LocalError> {
+    /// Whether the file is there, where one is named, and holds the tensors that the trainer loads.
+    pub(super) fn check(&self, layout: &Layout) -> Result<(), LocalError> {
         let (path, hint) = match self {
             Self::File(path) => (path, "Correct the path after `--weights`."),
             Self::Fetched(path) => (path, FETCH),
             Self::Generated { .. } => return Ok(()),
         };
-        if path.is_file() { Ok(()) } else { Err(LocalError::WeightsMissing { path: path.clone(), hint }) }
+        if !path.exists() {
+            return Err(LocalError::WeightsMissing { path: path.clone(), hint });
+        }
+        let unreadable = |source| LocalError::WeightsUnreadable { path: path.clone(), source };
+        let found = safetensors::header(path).map_err(unreadable)?.table;
+        let shown = |meta: &TensorMeta| format!("{} {:?}", meta.dtype, meta.shape);
+        for (_, wanted) in layout.table().iter().filter(|(id, _)| layout.holds(*id)) {
+            let found = found.find(&wanted.name).map(|id| &found[id]);
+            if found != Some(wanted) {
+                return Err(LocalError::WeightsDiffer {
+                    path: path.clone(),
+                    name: wanted.name.clone(),
+                    found: found
+                        .map_or_else(|| "not at all".to_owned(), |meta| format!("as {}", shown(meta))),
+                    wanted: shown(wanted),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// The file; a generated one is written into `directory`.

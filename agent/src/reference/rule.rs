@@ -65,6 +65,9 @@ fn to_f16(value: f32) -> u16 {
         return 0x7e00;
     }
     let sign = if value.is_sign_negative() { 0x8000 } else { 0 };
+    if value.is_infinite() {
+        return sign | 0x7c00;
+    }
     let magnitude = f64::from(value.abs());
     // The spacing of f16 at this magnitude: 2^-24 below 2^-14, else 2^(exponent - 10).
     let exponent = if value == 0.0 { -14 } else { (magnitude.log2().floor() as i32).max(-14) };
