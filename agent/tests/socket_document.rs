@@ -94,3 +94,20 @@ fn the_documented_bytes_are_the_bytes_on_the_socket() {
     }
     assert_eq!(seen, block);
 }
+
+/// Trainer and driver frames of the page, as text.
+#[test]
+fn every_documented_frame_is_a_frame() {
+    let page = std::fs::read_to_string(PAGE).expect("docs/agent-socket.md");
+    let blocks: Vec<&str> =
+        page.split("```json\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let [clients, agents] = blocks.as_slice() else { panic!("{} blocks of frames", blocks.len()) };
+    for line in clients.lines() {
+        let frame: ClientFrame = decode(line.as_bytes()).unwrap_or_else(|error| panic!("{line}: {error}"));
+        assert_eq!(&encode(&frame).expect(line)[4..], line.as_bytes());
+    }
+    for line in agents.lines() {
+        let frame: AgentFrame = decode(line.as_bytes()).unwrap_or_else(|error| panic!("{line}: {error}"));
+        assert_eq!(&encode(&frame).expect(line)[4..], line.as_bytes());
+    }
+}
