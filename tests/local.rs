@@ -97,16 +97,31 @@ fn the_verdict_sees_what_is_wrong() {
 }
 
 #[test]
-fn what_is_killed_or_stopped_comes_back_and_the_next_steps_are_whole() {
-    let engine = "inference/default/default-0";
-    for fault in [
-        &format!("kill:agent:{engine}/0@1/transfer"),
-        &format!("kill:engine:{engine}/0@1/publish"),
-        &format!("kill:engine:{engine}/1@1/resume"),
+fn what_is_killed_comes_back_and_the_next_steps_are_whole() {
+    next_steps_are_whole_after(&[
+        "kill:agent:inference/default/default-0/0@1/transfer",
+        "kill:engine:inference/default/default-0/0@1/publish",
+        "kill:engine:inference/default/default-0/1@1/pause",
+        "kill:engine:inference/default/default-0/1@1/resume",
         "kill:trainer:training/2@1/publish",
         "kill:agent:training/0@1/publish",
-        &format!("stop:engine:{engine}/1@1/publish"),
-    ] {
+        "kill:agent:training/2@1/pause",
+    ]);
+}
+
+#[test]
+fn what_is_stopped_goes_on_and_the_next_steps_are_whole() {
+    next_steps_are_whole_after(&[
+        "stop:engine:inference/default/default-0/1@1/publish",
+        "stop:agent:inference/default/default-0/0@1/pause",
+        "stop:trainer:training/1@1/publish",
+        "stop:agent:training/1@1/publish",
+        "stop:agent:training/0@1/transfer",
+    ]);
+}
+
+fn next_steps_are_whole_after(faults: &[&str]) {
+    for fault in faults {
         let run =
             output(local("tests/local/tiny.yaml", &["--rounds", "4", "-o", "json"]).args(["--fault", fault]));
         let report: Value = serde_json::from_slice(&run.stdout)
