@@ -114,15 +114,18 @@ fn a_source_that_breaks_off_fails_the_job() {
 fn no_byte_is_written_after_join() {
     let world = World::new(false);
     let (go, gone) = channel::<()>();
+    let (wrote, written) = channel::<()>();
     let (address, thread) = source(move |mut socket, header| {
         let half = header.bytes as usize / 2;
         socket.write_all(&vec![1; half]).expect("sent");
+        wrote.send(()).expect("the test waits");
         gone.recv().expect("the test goes on");
         // The receiver is over: this must reach no memory. Where it ends is the kernel's affair.
         let _ = socket.write_all(&vec![2; header.bytes as usize - half]);
         let _ = socket.shutdown(Shutdown::Both);
     });
     let (receivers, end) = world.receive(one_stream(&world, address));
+    written.recv().expect("the receiver reads, so the first half is written");
     while receivers.received() < world.into.bytes() / 4 {
         std::thread::yield_now();
     }
