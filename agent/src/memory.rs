@@ -27,6 +27,8 @@
 
 mod batch;
 mod mapping;
+#[cfg(test)]
+mod testing;
 
 pub use batch::{ReceiveBatch, SendBatch};
 pub use mapping::{Mapping, MemoryError, create, refuse_new_writers};
