@@ -286,7 +286,7 @@ fn joining(enrolment: &Enrolment, joiner: &Joiner, state: &v1::State) -> v1::Joi
         protocol_max: PROTOCOLS.1,
         planner_version: crate::planned::PLANNER_VERSION,
         epoch_seen: state.epoch_seen,
-        run_seen: state.run_seen,
+        version_seen: state.version_seen,
     }
 }
 

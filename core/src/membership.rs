@@ -6,7 +6,7 @@
 //! - M2: ranks of a side or replica are exactly `0..n`; all replicas of a pool have the same `n`.
 //! - M3: member 0 leads: training rank 0, or the head of the lowest replica where there is no trainer.
 //! - M4: the digest covers all that agents rely on when they accept each other's messages; the epoch stands
-//!   beside it, and the run floor, a hint, is outside.
+//!   beside it, and the version floor is outside.
 //! - M5: members of one agent (equal incarnation) have one pod, one key and the same addresses.
 
 pub mod accept;
@@ -86,6 +86,16 @@ impl Replica {
     }
 }
 
+/// What is left of a version when all who held it are gone: its run and step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VersionFloor {
+    /// Its run.
+    pub run: u64,
+    /// Its step.
+    pub step: i64,
+}
+
 /// An accepted or offered membership. Always valid: the fields are private and reading it checks them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Fields", into = "Fields")]
@@ -99,7 +109,8 @@ pub struct Membership {
 struct Fields {
     refit_uid: String,
     epoch: Epoch,
-    run_floor: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    floor: Option<VersionFloor>,
     pools: Vec<String>,
     leader: MemberId,
     members: Vec<Member>,
@@ -114,14 +125,14 @@ impl Membership {
     pub fn new(
         refit_uid: impl Into<String>,
         epoch: Epoch,
-        run_floor: u64,
+        floor: Option<VersionFloor>,
         pools: Vec<String>,
         mut members: Vec<Member>,
     ) -> Result<Self, MembershipError> {
         let order = pool_order(&pools)?;
         members.sort_by_cached_key(|member| sort_key(&order, &member.seat));
         let fields =
-            Fields { refit_uid: refit_uid.into(), epoch, run_floor, pools, leader: MemberId(0), members };
+            Fields { refit_uid: refit_uid.into(), epoch, floor, pools, leader: MemberId(0), members };
         Self::try_from(fields)
     }
 
@@ -137,10 +148,11 @@ impl Membership {
         self.fields.epoch
     }
 
-    /// Largest run that the coordinator has heard of: a hint, outside the digest.
+    /// Largest version that the coordinator has heard of, outside the digest: a leader that finds nobody who
+    /// remembers more goes on above it.
     #[must_use]
-    pub fn run_floor(&self) -> u64 {
-        self.fields.run_floor
+    pub fn floor(&self) -> Option<VersionFloor> {
+        self.fields.floor
     }
 
     /// All pools of the resource, in its order.

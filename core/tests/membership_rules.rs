@@ -6,7 +6,7 @@ use weightrefit_core::id::{Epoch, Incarnation, MemberId, Rank, Sha256};
 use weightrefit_core::limits::JOIN_SETTLE_MS;
 use weightrefit_core::membership::accept::{Acceptance, ConfigureError, accept};
 use weightrefit_core::membership::roster::{Cause, Joining, PoolSpec, Recorded, Roster, Spec, Standing};
-use weightrefit_core::membership::{Member, Membership, MembershipError, Seat};
+use weightrefit_core::membership::{Member, Membership, MembershipError, Seat, VersionFloor};
 
 /// `t3` or `pool/replica/rank`.
 fn seat(text: &str) -> Seat {
@@ -31,9 +31,13 @@ fn member(text: &str, incarnation: u128) -> Member {
     }
 }
 
+fn floor(run: u64) -> Option<VersionFloor> {
+    Some(VersionFloor { run, step: 2 })
+}
+
 fn membership(epoch: u64, seats: &[(&str, u128)]) -> Result<Membership, MembershipError> {
     let members = seats.iter().map(|(text, incarnation)| member(text, *incarnation)).collect();
-    Membership::new("uid", Epoch(epoch), 3, vec!["b".into(), "a".into()], members)
+    Membership::new("uid", Epoch(epoch), floor(3), vec!["b".into(), "a".into()], members)
 }
 
 #[test]
@@ -68,7 +72,7 @@ fn a_membership_reads_back_as_it_was_and_lies_are_refused() {
 }
 
 #[test]
-fn the_digest_covers_members_but_neither_epoch_nor_run_floor() {
+fn the_digest_covers_members_but_neither_epoch_nor_floor() {
     let seats = [("t0", 1), ("b/r/0", 2)];
     let digest = membership(1, &seats).expect("whole").digest();
     assert_eq!(membership(2, &seats).expect("whole").digest(), digest);
@@ -77,7 +81,7 @@ fn the_digest_covers_members_but_neither_epoch_nor_run_floor() {
     assert_ne!(membership(1, &[("t0", 1), ("a/r/0", 2)]).expect("whole").digest(), digest);
     let mut members: Vec<_> = membership(1, &seats).expect("whole").members().to_vec();
     members[1].byte_addresses.push("10.0.0.9:2".into());
-    let moved = Membership::new("uid", Epoch(1), 3, vec!["b".into()], members).expect("whole");
+    let moved = Membership::new("uid", Epoch(1), floor(3), vec!["b".into()], members).expect("whole");
     assert_ne!(moved.digest(), digest);
 }
 
@@ -94,7 +98,7 @@ fn what_is_no_membership_is_refused_by_name() {
     assert!(matches!(refused(&[]), MembershipError::Size { members: 0 }));
     let mut two = vec![member("t0", 1), member("t1", 1)];
     two[1].key = Sha256([9; 32]);
-    let error = Membership::new("uid", Epoch(1), 0, Vec::new(), two).expect_err("one agent, two keys");
+    let error = Membership::new("uid", Epoch(1), None, Vec::new(), two).expect_err("one agent, two keys");
     assert_eq!(error.code(), Code::Unauthenticated);
 }
 
@@ -127,7 +131,7 @@ fn joining(incarnation: u128, pod: &str, seats: &[&str]) -> Joining {
         round_addresses,
         byte_addresses,
         epoch_seen: Epoch(0),
-        run_seen: 0,
+        version_seen: None,
     }
 }
 
@@ -190,17 +194,18 @@ fn joins_wait_for_a_round_boundary_but_a_lost_training_rank_does_not() {
 #[test]
 fn an_epoch_is_above_all_that_anybody_has_heard_of() {
     let mut roster = formed();
-    roster.hear(Epoch(40), 6);
+    roster.hear(Epoch(40), floor(6));
+    roster.hear(Epoch(39), floor(5));
     roster.join(9, joining(3, "p3", &["b/s/0", "b/s/1"])).expect("fits");
     assert_eq!(next(&mut roster, false), Some((41, Some(Cause::ReplicaJoined), 5)));
-    assert_eq!(roster.current().map(|membership| membership.run_floor()), Some(6));
+    assert_eq!(roster.current().map(|membership| membership.floor()), Some(floor(6)));
 }
 
 #[test]
 fn after_a_restart_of_the_coordinator_the_recorded_membership_goes_on() {
     let before = formed();
     let current = before.current().expect("formed").clone();
-    let recorded = Recorded { epoch: Epoch(1), digest: current.digest(), run_floor: 0 };
+    let recorded = Recorded { epoch: Epoch(1), digest: current.digest(), floor: None };
     let rejoined = |second: Joining| {
         let mut roster = Roster::new("uid", spec(1, 1), Some(recorded));
         roster.join(0, joining(1, "p1", &["t0"])).expect("fits");

@@ -119,6 +119,7 @@ impl Run {
     }
 
     fn operator(&mut self) {
+        self.roster.hear(Epoch(0), self.world.heard);
         let open = self.world.agents.iter().any(|agent| agent.node.round_open());
         if let Some(next) = self.roster.next(self.world.now, open).expect("bounded names") {
             self.roster.enact(next.membership.clone());
@@ -200,11 +201,15 @@ impl Run {
                     }
                 }
             }
-            10 => self.world.input(&mut self.dice, agent, Input::Cancel),
+            10 => {
+                let incarnation = self.world.agents[agent].incarnation;
+                let what = Happening::Plane { agent, incarnation, input: Input::Cancel };
+                self.world.push(&mut self.dice, None, what);
+            }
             _ => {
                 let spec_change = self.roster.current().map(|current| current.epoch().0 + 1);
                 if let Some(epoch) = spec_change {
-                    self.roster.hear(Epoch(epoch - 1), 0);
+                    self.roster.hear(Epoch(epoch - 1), None);
                     let spec = self.world.roster_spec(epoch);
                     self.roster.respec(spec);
                 }
@@ -267,6 +272,7 @@ fn simulate(seed: u64) -> Run {
         run.world.agents.iter().all(|agent| !agent.node.round_open()),
         "I5: seed {seed}: a round is open"
     );
+    account(&run, seed);
     run
 }
 
@@ -290,22 +296,40 @@ fn account(run: &Run, seed: u64) {
 }
 
 fn seeds() -> std::ops::Range<u64> {
-    match std::env::var("WEIGHTREFIT_SIM_SEED").ok().and_then(|seed| seed.parse().ok()) {
+    let number = |name| std::env::var(name).ok().and_then(|text: String| text.parse().ok());
+    match number("WEIGHTREFIT_SIM_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..std::env::var("WEIGHTREFIT_SIM_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(2_000),
+        None => 0..number("WEIGHTREFIT_SIM_SEEDS").unwrap_or(6_000),
     }
+}
+
+/// Rounds, rounds that committed, and seeds that broke something.
+fn simulate_all(seeds: impl Iterator<Item = u64>) -> (usize, usize, Vec<u64>) {
+    let (mut rounds, mut committed, mut failed) = (0, 0, Vec::new());
+    for seed in seeds {
+        let Ok(run) = std::panic::catch_unwind(|| simulate(seed)) else {
+            failed.push(seed);
+            continue;
+        };
+        rounds += run.world.rounds.len();
+        committed += run.world.rounds.iter().filter(|round| round.committed).count();
+    }
+    (rounds, committed, failed)
 }
 
 #[test]
 fn faults_of_any_seed_break_no_invariant() {
-    let (mut rounds, mut committed) = (0, 0);
-    for seed in seeds() {
-        let run = std::panic::catch_unwind(|| simulate(seed));
-        let Ok(run) = run else { panic!("seed {seed} failed; WEIGHTREFIT_SIM_SEED={seed} replays it") };
-        account(&run, seed);
-        rounds += run.world.rounds.len();
-        committed += run.world.rounds.iter().filter(|round| round.committed).count();
-    }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let (mut rounds, mut committed, mut failed) = (0, 0, Vec::new());
+    std::thread::scope(|scope| {
+        let start = |first| scope.spawn(move || simulate_all(seeds().skip(first).step_by(threads)));
+        for worker in (0..threads).map(start).collect::<Vec<_>>() {
+            let (more, whole, broken) = worker.join().expect("panics of a seed are caught");
+            (rounds, committed) = (rounds + more, committed + whole);
+            failed.extend(broken);
+        }
+    });
+    assert!(failed.is_empty(), "WEIGHTREFIT_SIM_SEED=n replays seed n of {failed:?}");
     assert!(
         seeds().count() == 1 || committed * 4 > rounds,
         "faults drown everything: {committed} of {rounds} rounds committed"

@@ -274,7 +274,7 @@ impl<R: EpochRecord> Hub<R> {
             return;
         };
         if let Message::State(state) = &message {
-            self.roster.hear(Epoch(state.epoch_seen), state.run_seen);
+            self.roster.hear(Epoch(state.epoch_seen), state.version_seen.map(wire::version_floor));
         }
         self.publish.send_modify(|view| {
             let Some(agent) = view.agents.get_mut(&incarnation) else { return };
@@ -310,9 +310,8 @@ impl<R: EpochRecord> Hub<R> {
         };
         let membership = next.membership;
         if let Some(cause) = next.cause {
-            let (epoch, digest, run_floor) =
-                (membership.epoch(), membership.digest(), membership.run_floor());
-            if let Err(error) = self.record.record(Recorded { epoch, digest, run_floor }, cause).await {
+            let (epoch, digest, floor) = (membership.epoch(), membership.digest(), membership.floor());
+            if let Err(error) = self.record.record(Recorded { epoch, digest, floor }, cause).await {
                 return tracing::error!(%error, "no new epoch");
             }
             tracing::info!(%epoch, ?cause, members = membership.members().len(), "new epoch");

@@ -8,7 +8,7 @@ use weightrefit_core::membership::roster::{Cause, Recorded};
 #[error("epoch cannot be recorded: {0}")]
 pub struct RecordError(pub String);
 
-/// The one place where the newest `(epoch, membership digest, run floor)` is kept, in one write.
+/// The one place where the newest `(epoch, membership digest, version floor)` is kept, in one write.
 pub trait EpochRecord: Send + 'static {
     /// What was written last, by this coordinator or one before it.
     fn recorded(&self) -> Option<Recorded>;

@@ -3,8 +3,8 @@
 use crate::limits;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, Incarnation, Rank, Sha256};
-use weightrefit_core::membership::Seat;
 use weightrefit_core::membership::roster::Joining;
+use weightrefit_core::membership::{Seat, VersionFloor};
 use weightrefit_proto::v1;
 
 /// Protocol that this coordinator speaks.
@@ -58,8 +58,13 @@ pub(super) fn joining(
         round_addresses: message.round_addresses,
         byte_addresses: message.byte_addresses,
         epoch_seen: Epoch(message.epoch_seen),
-        run_seen: message.run_seen,
+        version_seen: message.version_seen.map(version_floor),
     })
+}
+
+/// The largest version that an agent knows of.
+pub(super) fn version_floor(name: v1::VersionName) -> VersionFloor {
+    VersionFloor { run: name.run, step: name.step }
 }
 
 /// The seat of a claim.

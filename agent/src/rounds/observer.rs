@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::watch;
 use weightrefit_core::code::Code;
-use weightrefit_core::membership::Seat;
+use weightrefit_core::membership::{Seat, VersionFloor};
 use weightrefit_core::round::io::{Event, Input, Phase, RoundSummary, Slot};
 use weightrefit_core::round::message::{EngineRecord, EngineState, RoundKey, Version};
 use weightrefit_core::round::node::Node;
@@ -53,7 +53,7 @@ pub(super) struct Observer {
     lag: Lag,
     last_round: Option<RoundReport>,
     epoch: u64,
-    run_seen: u64,
+    version_seen: Option<VersionFloor>,
     refusals: BTreeMap<Code, u64>,
 }
 
@@ -83,7 +83,7 @@ impl Observer {
             lag: Lag::default(),
             last_round: None,
             epoch: 0,
-            run_seen: 0,
+            version_seen: None,
             refusals: BTreeMap::new(),
         }
     }
@@ -189,7 +189,7 @@ impl Observer {
                 self.phase(round, phase);
             }
             Event::Accepted { version } => {
-                self.run_seen = self.run_seen.max(version.run);
+                self.version_seen = self.version_seen.max(Some(floor(&version)));
                 self.lag.accepted = Some((version, Instant::now()));
                 tracing::info!(run = version.run, step = version.step, "publication accepted");
             }
@@ -277,7 +277,7 @@ impl Observer {
         let state = v1::State {
             ranks: ranks.collect(),
             round_open: node.round_open(),
-            run_seen: self.run_seen,
+            version_seen: self.version_seen.map(|seen| v1::VersionName { run: seen.run, step: seen.step }),
             epoch_seen: self.epoch,
         };
         self.state.send_if_modified(|told| {
@@ -311,10 +311,10 @@ impl Observer {
         })
     }
 
-    /// What an engine's record says of runs and epochs.
+    /// What an engine's record says of versions and epochs.
     pub(super) fn hear(&mut self, record: &EngineRecord) {
         if let Some(live) = record.live {
-            self.run_seen = self.run_seen.max(live.run);
+            self.version_seen = self.version_seen.max(Some(floor(&live)));
         }
         self.epoch = self.epoch.max(record.round.epoch.0);
     }
@@ -322,6 +322,10 @@ impl Observer {
     fn view(&mut self, slot: Slot) -> Option<&mut View> {
         self.views.get_mut(slot.0 as usize)
     }
+}
+
+fn floor(version: &Version) -> VersionFloor {
+    VersionFloor { run: version.run, step: version.step }
 }
 
 fn name(version: Version) -> v1::VersionName {

@@ -110,7 +110,7 @@ mod tests {
             |replica: &str| Seat::Inference { pool: "p".into(), replica: replica.into(), rank: Rank(0) };
         let members =
             vec![member(Seat::Training { rank: Rank(0) }, 1), member(engine("a"), 2), member(engine("b"), 3)];
-        let membership = Membership::new("uid", Epoch(4), 0, vec!["p".into()], members).expect("is valid");
+        let membership = Membership::new("uid", Epoch(4), None, vec!["p".into()], members).expect("is valid");
         let version = Version { run: 1, step: 5, origin: Epoch(4), sum: ContentSum::default() };
         let blame = Blame { code: Code::DigestMismatch, member: Some(MemberId(2)) };
         let summary = RoundSummary {

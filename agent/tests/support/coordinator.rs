@@ -113,7 +113,8 @@ impl Coordinator {
             .flat_map(|(joining, _)| joining.claims.iter().map(|c| member(joining, c)))
             .chain(more);
         let pools = self.refit.pools.iter().map(|pool| pool.name.clone()).collect();
-        let membership = Membership::new("uid", Epoch(epoch), 0, pools, members.collect()).expect("is valid");
+        let membership =
+            Membership::new("uid", Epoch(epoch), None, pools, members.collect()).expect("is valid");
         drop(heard);
         let configure = v1::Configure {
             membership: serde_json::to_vec(&membership).expect("JSON"),

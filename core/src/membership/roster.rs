@@ -1,5 +1,5 @@
 //! Which membership comes next, and when: the coordinator's pure half. It is fed joins and departures and asked
-//! for the next membership; the coordinator writes `(epoch, digest, run floor)` down before any agent hears of it.
+//! for the next membership; the coordinator writes `(epoch, digest, version floor)` down before any agent hears of it.
 //!
 //! Invariants:
 //! - R1: a membership holds all training ranks of the spec and whole replicas only, at least `min_replicas` of
@@ -10,7 +10,7 @@
 //!   boundary and until joins have settled. A lost inference replica changes nothing until then.
 //! - R4: a seat has one agent: a second pod that claims it is refused, a new process of the same pod replaces it.
 
-use super::{Member, Membership, MembershipError, Seat};
+use super::{Member, Membership, MembershipError, Seat, VersionFloor};
 use crate::code::Code;
 use crate::id::{Epoch, Incarnation, Rank, Sha256};
 use crate::limits;
@@ -57,8 +57,8 @@ pub struct Joining {
     pub byte_addresses: Vec<String>,
     /// Largest epoch that it or its clients have heard of.
     pub epoch_seen: Epoch,
-    /// Largest run that it or its clients have heard of.
-    pub run_seen: u64,
+    /// Largest version that it or its clients have heard of.
+    pub version_seen: Option<VersionFloor>,
 }
 
 /// What the coordinator has written down of the newest membership.
@@ -69,8 +69,8 @@ pub struct Recorded {
     pub epoch: Epoch,
     /// Its digest.
     pub digest: Sha256,
-    /// Largest run heard of.
-    pub run_floor: u64,
+    /// Largest version heard of.
+    pub floor: Option<VersionFloor>,
 }
 
 /// Why there is a new epoch.
@@ -120,7 +120,7 @@ pub struct Roster {
     recorded: Option<Recorded>,
     current: Option<(Arc<Membership>, u64)>,
     epoch_seen: Epoch,
-    run_seen: u64,
+    version_seen: Option<VersionFloor>,
     joined_ms: u64,
 }
 
@@ -128,10 +128,10 @@ impl Roster {
     /// `recorded` is what was written down before this coordinator started.
     #[must_use]
     pub fn new(refit_uid: impl Into<String>, spec: Spec, recorded: Option<Recorded>) -> Self {
-        let (epoch_seen, run_seen) = recorded.map_or_else(Default::default, |r| (r.epoch, r.run_floor));
+        let (epoch_seen, version_seen) = recorded.map_or_else(Default::default, |r| (r.epoch, r.floor));
         let refit_uid = refit_uid.into();
         let (agents, current, joined_ms) = Default::default();
-        Self { refit_uid, spec, agents, recorded, current, epoch_seen, run_seen, joined_ms }
+        Self { refit_uid, spec, agents, recorded, current, epoch_seen, version_seen, joined_ms }
     }
 
     /// An agent joins, or says again who it is.
@@ -150,7 +150,7 @@ impl Roster {
             }
         }
         self.epoch_seen = self.epoch_seen.max(joining.epoch_seen);
-        self.run_seen = self.run_seen.max(joining.run_seen);
+        self.version_seen = self.version_seen.max(joining.version_seen);
         self.agents.retain(|_, other| !other.seats.iter().any(|seat| joining.seats.contains(seat)));
         if self.agents.insert(joining.incarnation, joining).is_none() {
             self.joined_ms = now_ms;
@@ -169,9 +169,9 @@ impl Roster {
     }
 
     /// A later report of an agent.
-    pub fn hear(&mut self, epoch: Epoch, run: u64) {
+    pub fn hear(&mut self, epoch: Epoch, version: Option<VersionFloor>) {
         self.epoch_seen = self.epoch_seen.max(epoch);
-        self.run_seen = self.run_seen.max(run);
+        self.version_seen = self.version_seen.max(version);
     }
 
     /// The membership in force.
@@ -224,8 +224,8 @@ impl Roster {
     /// `membership` is written down (or was): it is in force from now on.
     pub fn enact(&mut self, membership: Arc<Membership>) {
         self.epoch_seen = self.epoch_seen.max(membership.epoch());
-        let (epoch, digest, run_floor) = (membership.epoch(), membership.digest(), membership.run_floor());
-        self.recorded = Some(Recorded { epoch, digest, run_floor });
+        let (epoch, digest, floor) = (membership.epoch(), membership.digest(), membership.floor());
+        self.recorded = Some(Recorded { epoch, digest, floor });
         self.current = Some((membership, self.spec.generation));
     }
 
@@ -270,7 +270,7 @@ impl Roster {
 
     fn membership(&self, epoch: Epoch, members: Vec<Member>) -> Result<Membership, MembershipError> {
         let pools = self.spec.pools.iter().map(|pool| pool.name.clone()).collect();
-        Membership::new(self.refit_uid.clone(), epoch, self.run_seen, pools, members)
+        Membership::new(self.refit_uid.clone(), epoch, self.version_seen, pools, members)
     }
 
     fn seats(&self) -> BTreeMap<&Seat, &Joining> {

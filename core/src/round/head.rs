@@ -273,6 +273,11 @@ impl Head {
                 commit.applied.remove(&from);
                 self.hold(ctx, blame);
             }
+            // A leader ends its round by itself; recovery has none, and only a full refit helps that rank.
+            Stage::Resuming { .. } if round.0 == 0 => {
+                self.commit = None;
+                self.settle(ctx, round, true);
+            }
             Stage::Resuming { .. } => {}
         }
     }

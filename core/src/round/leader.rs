@@ -56,7 +56,10 @@ struct Standing {
 }
 
 impl Leader {
-    pub(super) fn new(ctx: &Context<'_>, memory: Memory, paused: bool) -> Self {
+    pub(super) fn new(ctx: &Context<'_>, mut memory: Memory, paused: bool) -> Self {
+        if let Some(floor) = ctx.scope.membership.floor() {
+            memory.hear_floor(floor);
+        }
         let replicas = ctx.scope.topology.replicas().len();
         Self {
             id: ctx.scope.membership.leader(),

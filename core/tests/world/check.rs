@@ -40,10 +40,14 @@ impl Checker {
     /// I3: what comes under another epoch, digest or incarnation than the accepted ones changes nothing.
     pub(crate) fn message(&self, now: u64, node: &mut Node, input: &Input, out: &mut Vec<Effect>) {
         let Input::Message { header, peer_key, .. } = input else { return };
-        if node.membership().is_none() || node.admit(header, *peer_key).is_ok() {
+        let refuses = |node: &Node| node.membership().is_some() && node.admit(header, *peer_key).is_err();
+        if !refuses(node) {
             return;
         }
         node.handle(now, Input::Tick, out);
+        if !refuses(node) {
+            return; // what was due has let a newer membership in
+        }
         let before = hash(node);
         let mut probe = Vec::new();
         node.handle(now, input.clone(), &mut probe);

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use weightrefit_core::id::{Epoch, Incarnation, MemberId, Sha256};
-use weightrefit_core::membership::{Membership, Seat};
+use weightrefit_core::membership::{Membership, Seat, VersionFloor};
 use weightrefit_core::round::engine::{EngineAction, EngineAnswer, EngineClient, EngineInput};
 use weightrefit_core::round::io::{Effect, Event, Input, ReleaseOutcome, RoundSummary, Slot};
 use weightrefit_core::round::message::{Header, Message, RoundKey, Timeouts};
@@ -71,7 +71,9 @@ pub(crate) struct Trainer {
     pub(crate) buffer: u64,
     /// The trainer may write.
     pub(crate) owns: bool,
+    /// Goes up with every connection to the agent, and with the end of one.
     pub(crate) connection: u32,
+    pub(crate) connected: bool,
 }
 
 #[derive(Debug, Clone, Hash, PartialEq, Eq)]
@@ -127,6 +129,8 @@ pub(crate) struct World {
     pub(crate) check: Checker,
     pub(crate) rounds: Vec<RoundSummary>,
     pub(crate) released: Vec<(Place, i64, ReleaseOutcome)>,
+    /// The largest version in what agents have told the coordinator.
+    pub(crate) heard: Option<VersionFloor>,
     seq: u64,
     drawn: u128,
 }
@@ -150,6 +154,7 @@ impl World {
             check: Checker::default(),
             rounds: Vec::new(),
             released: Vec::new(),
+            heard: None,
             seq: 0,
             drawn: 0,
             shape,
@@ -230,8 +235,13 @@ impl World {
                 let now = self.engines.get(&place).map(|engine| engine.connection);
                 let now = now.or(self.trainers.get(&place).map(|trainer| trainer.connection));
                 if now == Some(connection) {
-                    if matches!(input, Input::Publish { .. }) {
-                        self.plane.take(place);
+                    if let (Input::Publish { .. }, Some(trainer)) = (&input, self.trainers.get(&place)) {
+                        self.plane.take(place, trainer.instance);
+                    }
+                    if matches!(input, Input::ClientGone { .. })
+                        && self.agents[place.0].node.membership().is_none()
+                    {
+                        self.plane.unmap(place); // nobody has been told of what it published
                     }
                     self.input(chance, place.0, input);
                 }
@@ -292,6 +302,7 @@ impl World {
             self.push(chance, channel, Happening::ToAgent { place, connection, input });
         } else if let Some(trainer) = self.trainers.get_mut(&place) {
             trainer.connection += 1;
+            trainer.connected = true;
             let (instance, connection) = (trainer.instance, trainer.connection);
             let publish = (!trainer.owns).then(|| (trainer.step, trainer.world.clone()));
             let input = Input::TrainerConnected { slot, instance };
@@ -313,6 +324,9 @@ impl World {
             trainer.step = step;
             trainer.buffer = ledger::content(&trainer.world, step);
             trainer.owns = false;
+            if !trainer.connected {
+                continue; // said when it has connected
+            }
             let (connection, world) = (trainer.connection, trainer.world.clone());
             let input = Input::Publish { slot: place.1, step, world };
             self.push(chance, Some((1, place.0, place.1)), Happening::ToAgent { place, connection, input });
@@ -324,7 +338,7 @@ impl World {
         let Some(old) = self.engines.get_mut(&place) else { return };
         let (gone, connection) = (old.client.record().instance, old.connection + 1);
         *old = Engine { connection, ..engine(instance) };
-        self.input(chance, place.0, Input::ClientGone { slot: place.1, instance: gone });
+        self.client_gone(chance, place, connection, gone);
         self.push(chance, None, Happening::Reconnect { place });
     }
 
@@ -334,9 +348,15 @@ impl World {
         let (gone, connection) = (old.instance, old.connection + 1);
         let kept = (!old.owns).then_some(old.buffer);
         *old = Trainer { connection, ..trainer(instance, world) };
-        self.plane.keep_mapped(place, kept);
-        self.input(chance, place.0, Input::ClientGone { slot: place.1, instance: gone });
+        self.plane.keep_mapped(place, gone, kept);
+        self.client_gone(chance, place, connection, gone);
         self.push(chance, None, Happening::Reconnect { place });
+    }
+
+    /// The agent reads the end of the connection, unless the next one replaces it first.
+    fn client_gone(&mut self, chance: &mut dyn Chance, place: Place, connection: u32, gone: Incarnation) {
+        let input = Input::ClientGone { slot: place.1, instance: gone };
+        self.push(chance, Some((1, place.0, place.1)), Happening::ToAgent { place, connection, input });
     }
 
     /// SIGKILL of an agent: its node, staging, tasks and connections are gone; a new process has started.
@@ -347,7 +367,7 @@ impl World {
         let skew = self.agents[agent].skew;
         self.agents[agent] = Agent { node, seats, incarnation, frozen_until: 0, skew };
         for (place, engine) in self.engines.iter_mut().filter(|(place, _)| place.0 == agent) {
-            engine.orphan = self.plane.staged(*place);
+            engine.orphan = engine.orphan.or(self.plane.staged(*place)); // a copy goes on from the first
         }
         self.plane.agent_gone(agent);
         let places: Vec<Place> = self.engines.keys().chain(self.trainers.keys()).copied().collect();
@@ -358,6 +378,7 @@ impl World {
             }
             if let Some(trainer) = self.trainers.get_mut(&place) {
                 trainer.connection += 1;
+                trainer.connected = false;
             }
             self.push(chance, None, Happening::Reconnect { place });
         }
@@ -404,6 +425,13 @@ impl World {
                     continue;
                 }
                 Effect::Event(event) => {
+                    let version = match &event {
+                        Event::Accepted { version } => Some(*version),
+                        Event::Record { record, .. } => record.and_then(|record| record.live),
+                        _ => None,
+                    };
+                    let floor = version.map(|v| VersionFloor { run: v.run, step: v.step });
+                    self.heard = self.heard.max(floor);
                     if let Event::RoundEnded(summary) = event {
                         self.rounds.push(*summary);
                     }
@@ -489,7 +517,7 @@ fn engine(instance: Incarnation) -> Engine {
 }
 
 fn trainer(instance: Incarnation, world: &str) -> Trainer {
-    Trainer { instance, world: world.into(), step: 0, buffer: 0, owns: true, connection: 0 }
+    Trainer { instance, world: world.into(), step: 0, buffer: 0, owns: true, connection: 0, connected: false }
 }
 
 /// Explored worlds are told apart by what processes, tensors and channels hold, not by when it came about.

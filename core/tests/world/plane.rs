@@ -14,10 +14,10 @@ pub(crate) struct Plane {
     receivers: BTreeMap<Place, Vec<(RoundKey, BTreeSet<MemberId>)>>,
     /// Sender tasks that are not over, by source and destination.
     senders: BTreeMap<Place, BTreeSet<(RoundKey, MemberId)>>,
-    /// Sources whose agent has the buffer mapped.
-    taken: BTreeSet<Place>,
-    /// Buffers of trainers that died while a round may read them.
-    mapped: BTreeMap<Place, u64>,
+    /// Trainer processes whose buffer the agent has mapped.
+    taken: BTreeSet<(Place, Incarnation)>,
+    /// Buffers of trainer processes that died while a round may read them.
+    mapped: BTreeMap<Place, (Incarnation, u64)>,
 }
 
 impl Plane {
@@ -30,20 +30,26 @@ impl Plane {
         self.senders.get(&source).is_some_and(|senders| !senders.is_empty())
     }
 
-    pub(crate) fn take(&mut self, source: Place) {
-        self.taken.insert(source);
+    pub(crate) fn take(&mut self, source: Place, trainer: Incarnation) {
+        self.taken.insert((source, trainer));
     }
 
-    pub(crate) fn keep_mapped(&mut self, source: Place, content: Option<u64>) {
-        if let Some(content) = content.filter(|_| self.taken.contains(&source)) {
-            self.mapped.entry(source).or_insert(content);
+    pub(crate) fn keep_mapped(&mut self, source: Place, trainer: Incarnation, content: Option<u64>) {
+        if let Some(content) = content.filter(|_| self.taken.contains(&(source, trainer))) {
+            self.mapped.entry(source).or_insert((trainer, content));
         }
     }
 
+    /// A dead trainer's buffer goes before that of the trainer which follows it.
     pub(crate) fn unmap(&mut self, source: Place) {
-        if self.mapped.remove(&source).is_none() {
-            self.taken.remove(&source); // else the new trainer's buffer may be mapped already
+        match self.mapped.remove(&source) {
+            Some((trainer, _)) => drop(self.taken.remove(&(source, trainer))),
+            None => self.taken.retain(|(place, _)| *place != source),
         }
+    }
+
+    fn kept(&self, source: Place) -> Option<u64> {
+        self.mapped.get(&source).map(|(_, content)| *content)
     }
 
     /// What a copy of staging gives: one content, or nothing whole.
@@ -58,7 +64,7 @@ impl Plane {
         self.receivers.retain(|place, _| place.0 != agent);
         self.senders.retain(|place, _| place.0 != agent);
         self.mapped.retain(|place, _| place.0 != agent);
-        self.taken.retain(|place| place.0 != agent);
+        self.taken.retain(|(place, _)| place.0 != agent);
     }
 }
 
@@ -98,7 +104,7 @@ impl World {
             Effect::DigestPublication { slot, step, epoch } => {
                 let place = (agent, slot);
                 let read = self.trainers.get(&place).map_or(0, |trainer| trainer.buffer);
-                let kept = self.plane.mapped.get(&place).copied();
+                let kept = self.plane.kept(place);
                 let sums = ledger::sums(kept.unwrap_or(read));
                 Input::PublicationDigested { slot, step, epoch, sums }
             }
@@ -140,12 +146,12 @@ impl World {
             return;
         };
         let sends = self.plane.senders.get(&source).is_some_and(|senders| senders.contains(&(round, to)));
+        let kept = self.plane.kept(source);
         let tasks = self.plane.receivers.entry(destination).or_default();
         let Some((_, done)) = tasks.iter_mut().find(|(key, _)| *key == round).filter(|_| sends) else {
             return;
         };
         let trainer = &self.trainers[&source];
-        let kept = self.plane.mapped.get(&source).copied();
         assert!(kept.is_some() || !trainer.owns, "I8: a sender reads what the trainer owns");
         let content = if chance.corrupt() { 1 } else { kept.unwrap_or(trainer.buffer) };
         done.insert(from);

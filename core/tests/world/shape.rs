@@ -68,7 +68,7 @@ impl World {
             round_addresses: vec![format!("10.0.0.{at}:1")],
             byte_addresses: vec![format!("10.0.0.{at}:2")],
             epoch_seen: agent.node.membership().map_or(Epoch(0), |m| m.epoch()),
-            run_seen: 0,
+            version_seen: None,
         }
     }
 
@@ -108,7 +108,8 @@ impl World {
                 byte_addresses: byte_addresses.clone(),
             })
         });
-        let membership = Membership::new("uid", Epoch(epoch), 0, vec!["default".into()], members.collect());
+        let membership =
+            Membership::new("uid", Epoch(epoch), self.heard, vec!["default".into()], members.collect());
         self.enact(Arc::new(membership.expect("a whole membership")));
     }
 }

@@ -8,6 +8,7 @@
 
 use crate::code::Code;
 use crate::id::{Epoch, MemberId};
+use crate::membership::VersionFloor;
 use crate::round::io::Event;
 use crate::round::message::{ClassSums, ContentSum, Message, RoundKey, Version};
 use crate::round::scope::Context;
@@ -29,8 +30,13 @@ impl Memory {
         self.known = self.known.max(Some(version.name()));
     }
 
+    /// The largest version that the coordinator has heard of; whoever held it may be gone.
+    pub(super) fn hear_floor(&mut self, floor: VersionFloor) {
+        self.known = self.known.max(Some((floor.run, floor.step, Epoch(0))));
+    }
+
     /// The version of a step in this epoch.
-    fn allot(&self, epoch: Epoch, floor: u64, step: i64, world: &Arc<str>) -> Result<Version, Code> {
+    fn allot(&self, epoch: Epoch, step: i64, world: &Arc<str>) -> Result<Version, Code> {
         let version = |run| Version { run, step, origin: epoch, sum: ContentSum::default() };
         let accepted = self.accepted.filter(|_| self.world.as_ref() == Some(world));
         if let Some(last) = accepted {
@@ -41,13 +47,11 @@ impl Memory {
                 return Ok(version(last.run));
             }
         }
-        let known_run = self.known.map_or(0, |(run, ..)| run);
-        let run = known_run.max(floor);
-        let fresh = match self.known {
-            Some((known_run, known_step, _)) => known_run == run && step > known_step,
-            None => run == 0,
-        };
-        Ok(version(if fresh { run } else { run.saturating_add(1) }))
+        Ok(version(match self.known {
+            None => 0,
+            Some((run, known_step, _)) if step > known_step => run,
+            Some((run, ..)) => run.saturating_add(1),
+        }))
     }
 }
 
@@ -151,8 +155,7 @@ impl Desk {
     pub(super) fn name(&mut self, ctx: &mut Context<'_>, memory: &mut Memory) -> Option<Version> {
         let accepted = self.accepted.as_mut()?;
         if accepted.version.is_none() {
-            let floor = ctx.scope.membership.run_floor();
-            let version = memory.allot(ctx.scope.epoch(), floor, accepted.step, &accepted.world).ok()?;
+            let version = memory.allot(ctx.scope.epoch(), accepted.step, &accepted.world).ok()?;
             memory.world = Some(accepted.world.clone());
             memory.accepted = Some(version);
             memory.hear(&version);
@@ -204,7 +207,8 @@ impl Desk {
 mod tests {
     use super::*;
 
-    /// `heard RUN STEP ORIGIN | epoch E floor F step S world W => run R` or `=> refused`; state runs on per block.
+    /// `heard RUN STEP ORIGIN`, `floor RUN STEP`, or `epoch E step S world W => run R` (or `=> refused`); state
+    /// runs on per block.
     #[test]
     fn versions_are_allotted_as_the_page_says() {
         let mut memory = Memory::default();
@@ -216,9 +220,10 @@ mod tests {
                 "heard" => {
                     memory.known = memory.known.max(Some((number(1), number(2) as i64, Epoch(number(3)))))
                 }
+                "floor" => memory.hear_floor(VersionFloor { run: number(1), step: number(2) as i64 }),
                 "epoch" => {
-                    let (world, step) = (Arc::from(words[7]), number(5) as i64);
-                    let got = memory.allot(Epoch(number(1)), number(3), step, &world);
+                    let (world, step) = (Arc::from(words[5]), number(3) as i64);
+                    let got = memory.allot(Epoch(number(1)), step, &world);
                     if let Ok(version) = got {
                         assert!(memory.known.is_none_or(|known| known < version.name()), "K2: {line}");
                         memory.hear(&version);

@@ -65,12 +65,17 @@ impl Leader {
         match self.stage_of(round) {
             Some(Stage::Proposed) if retryable => {
                 let Some(attempt) = &mut self.attempt else { return };
+                if attempt.prepared.contains_key(&from) {
+                    return; // said before it was ready, heard after it
+                }
                 let wait = attempt.busy.get(&from).map_or(limits::BUSY_RETRY_MS, |(_, wait)| *wait);
                 attempt.busy.insert(from, (ctx.after(wait), (wait * 2).min(limits::RESEND_MS)));
             }
             Some(Stage::Proposed) => self.fall_out(ctx, &BTreeSet::from([from]), code),
-            Some(Stage::Moving) => self.fail_member(ctx, from, Blame { code, member: Some(from) }),
-            Some(Stage::Deciding) | None => {}
+            Some(Stage::Moving) if !retryable => {
+                self.fail_member(ctx, from, Blame { code, member: Some(from) });
+            }
+            Some(Stage::Moving | Stage::Deciding) | None => {}
         }
     }
 
