@@ -45,7 +45,8 @@ fn world() -> World {
         round_addresses: vec!["localhost:1".into()],
         byte_addresses: vec!["localhost:2".into()],
     });
-    let membership = Membership::new("uid", Epoch(1), None, vec!["p".into()], members.collect()).expect("valid");
+    let membership =
+        Membership::new("uid", Epoch(1), None, vec!["p".into()], members.collect()).expect("valid");
     World { ledger: Ledger::new(&membership, training_classes, vec![pool_classes]), training, pool }
 }
 

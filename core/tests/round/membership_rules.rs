@@ -76,7 +76,7 @@ fn the_digest_covers_members_but_neither_epoch_nor_floor() {
     let seats = [("t0", 1), ("b/r/0", 2)];
     let digest = membership(1, &seats).expect("whole").digest();
     assert_eq!(membership(2, &seats).expect("whole").digest(), digest);
-    assert_eq!(digest.to_string(), include_str!("../testdata/round/membership_digest.txt").trim());
+    assert_eq!(digest.to_string(), include_str!("../../testdata/round/membership_digest.txt").trim());
     assert_ne!(membership(1, &[("t0", 1), ("b/r/0", 3)]).expect("whole").digest(), digest);
     assert_ne!(membership(1, &[("t0", 1), ("a/r/0", 2)]).expect("whole").digest(), digest);
     let mut members: Vec<_> = membership(1, &seats).expect("whole").members().to_vec();

@@ -1,15 +1,13 @@
 //! A made-up cluster under seeded faults: messages are lost, doubled, late and out of order; agents, engines and
 //! trainers die; processes stand still; memberships follow. The seed of a failure is printed and replays it.
 
-mod world;
-
+use crate::world::{Chance, Happening, PAIR_BYTES, Pending, Place, Shape, TIMEOUTS, World};
 use weightrefit_core::id::Epoch;
 use weightrefit_core::membership::roster::Roster;
 use weightrefit_core::round::engine::EngineInput;
 use weightrefit_core::round::io::{Input, ReplicaEnd};
 use weightrefit_core::round::message::EngineState;
 use weightrefit_core::round::topology::OnReplicaFailure;
-use world::{Chance, Happening, PAIR_BYTES, Place, Shape, TIMEOUTS, World};
 
 /// splitmix64: any seed is good, and a run replays from it.
 #[derive(Clone)]
@@ -135,7 +133,7 @@ impl Run {
         }
         let due = self.world.now + 500;
         let seq = u64::MAX;
-        self.world.pending.push(world::Pending { due, seq, channel: None, what: Happening::Operator });
+        self.world.pending.push(Pending { due, seq, channel: None, what: Happening::Operator });
     }
 
     fn places(&self, engines: bool) -> Vec<Place> {
@@ -152,7 +150,7 @@ impl Run {
             if incarnation != other {
                 let due = self.world.now + self.dice.roll(within);
                 let what = Happening::Peer { agent, incarnation, other, lost };
-                self.world.pending.push(world::Pending { due, seq: 0, channel: None, what });
+                self.world.pending.push(Pending { due, seq: 0, channel: None, what });
             }
         }
     }
@@ -192,12 +190,7 @@ impl Run {
                     for peer in 0..self.world.agents.len() {
                         let incarnation = self.world.agents[peer].incarnation;
                         let what = Happening::Peer { agent: peer, incarnation, other, lost: false };
-                        self.world.pending.push(world::Pending {
-                            due: due + 50,
-                            seq: 1,
-                            channel: None,
-                            what,
-                        });
+                        self.world.pending.push(Pending { due: due + 50, seq: 1, channel: None, what });
                     }
                 }
             }

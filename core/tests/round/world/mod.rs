@@ -1,8 +1,6 @@
 //! A whole refit in one process: real nodes and engine clients, with network, sockets, memory and time made up.
 //! Everything that may happen next is a [`Pending`]; a simulation takes the earliest, an exploration any.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
-
 pub(crate) mod check;
 pub(crate) mod ledger;
 mod plane;

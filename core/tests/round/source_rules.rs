@@ -1,13 +1,11 @@
 //! The publication of a training rank (protocol page §7): who may free it, and when.
 
-mod world;
-
+use crate::world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
 use std::sync::Arc;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, MemberId, RoundId, Sha256};
 use weightrefit_core::round::io::{Effect, Input, ReleaseOutcome, Slot};
 use weightrefit_core::round::message::{Header, Message, RoundKey, Version};
-use world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
 
 struct AtOnce;
 impl Chance for AtOnce {

@@ -2,14 +2,12 @@
 //! rules of `world::check` hold in every state. Loss is a message that is not delivered in a prefix; a deadline
 //! may fire at any moment, which covers every clock, every slow peer and every process that was stopped.
 
-mod world;
-
+use crate::world::{Chance, Happening, Shape, World};
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use weightrefit_core::id::{Epoch, MemberId};
 use weightrefit_core::round::io::Input;
 use weightrefit_core::round::message::EngineState;
-use world::{Chance, Happening, Shape, World};
 
 /// Longer than any phase: all deadlines that an agent has open fire at once.
 const LEAP_MS: u64 = 1_000_000;

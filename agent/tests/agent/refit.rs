@@ -1,10 +1,8 @@
 //! Whole refits through real agents: two processes, real sockets, one tensor.
 
-mod support;
-
-use support::client::{Client, Engine, Trainer};
-use support::coordinator::Coordinator;
-use support::{Agent, tiny_refit, wait_for};
+use crate::support::client::{Client, Engine, Trainer};
+use crate::support::coordinator::Coordinator;
+use crate::support::{Agent, tiny_refit, wait_for};
 use weightrefit_core::round::message::ContentSum;
 use weightrefit_proto::report::RoundOutcome;
 use weightrefit_proto::socket::{AgentFrame, ClientFrame, ReleaseKind, Role};

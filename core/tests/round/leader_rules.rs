@@ -1,14 +1,12 @@
 //! The leader at its desk (protocol page §3): what makes a version out of what the training ranks publish.
 
-mod world;
-
+use crate::world::ledger::{content, sums};
+use crate::world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
 use std::sync::Arc;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, Incarnation, MemberId};
 use weightrefit_core::round::io::{Effect, Event, Input, Slot};
 use weightrefit_core::round::message::{Header, Message};
-use world::ledger::{content, sums};
-use world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
 
 struct AtOnce;
 impl Chance for AtOnce {

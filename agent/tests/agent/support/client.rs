@@ -15,20 +15,20 @@ use weightrefit_proto::socket::{
     AgentFrame, ClientFrame, Memory, MemoryAt, PROTOCOL, Role, Tensor, decode, encode, frame_length,
 };
 
-pub struct Client {
-    pub stream: UnixStream,
-    pub instance: Incarnation,
+pub(crate) struct Client {
+    pub(crate) stream: UnixStream,
+    pub(crate) instance: Incarnation,
 }
 
 impl Client {
-    pub fn connect(socket: &Path, instance: u128) -> Self {
+    pub(crate) fn connect(socket: &Path, instance: u128) -> Self {
         let stream = UnixStream::connect(socket).expect("the agent listens");
         stream.set_read_timeout(Some(super::PATIENCE)).expect("a timeout");
         Self { stream, instance: Incarnation(instance) }
     }
 
     /// Connects and says hello.
-    pub fn hello(socket: &Path, instance: u128, role: Role) -> Self {
+    pub(crate) fn hello(socket: &Path, instance: u128, role: Role) -> Self {
         let mut client = Self::connect(socket, instance);
         let instance = client.instance;
         client.send(&ClientFrame::Hello { protocol: PROTOCOL, instance, role }, &[]);
@@ -36,20 +36,20 @@ impl Client {
     }
 
     /// The answer to the hello.
-    pub fn welcome(mut self) -> Self {
+    pub(crate) fn welcome(mut self) -> Self {
         let frame = self.expect("welcome");
         assert!(matches!(frame, AgentFrame::Welcome { protocol: PROTOCOL, .. }), "{frame:?}");
         self
     }
 
-    pub fn send(&mut self, frame: &ClientFrame, fds: &[BorrowedFd<'_>]) {
+    pub(crate) fn send(&mut self, frame: &ClientFrame, fds: &[BorrowedFd<'_>]) {
         let bytes = encode(frame).expect("a frame");
         let sent = fd::send(&self.stream, &bytes, fds).expect("the agent reads");
         self.stream.write_all(&bytes[sent..]).expect("the agent reads");
     }
 
     /// Next frame; `None` at the end of the stream.
-    pub fn receive(&mut self) -> Option<(AgentFrame, Vec<OwnedFd>)> {
+    pub(crate) fn receive(&mut self) -> Option<(AgentFrame, Vec<OwnedFd>)> {
         let mut prefix = [0; 4];
         let first = fd::receive(&self.stream, &mut prefix).ok()?;
         if first.bytes == 0 {
@@ -61,12 +61,12 @@ impl Client {
         Some((decode(&body).expect("a frame"), first.fds))
     }
 
-    pub fn expect(&mut self, what: &str) -> AgentFrame {
+    pub(crate) fn expect(&mut self, what: &str) -> AgentFrame {
         self.receive().unwrap_or_else(|| panic!("stream ended before {what}")).0
     }
 }
 
-pub fn memfd(name: &str, bytes: &[u8], seals: SealFlags) -> OwnedFd {
+pub(crate) fn memfd(name: &str, bytes: &[u8], seals: SealFlags) -> OwnedFd {
     let memory =
         rustix::fs::memfd_create(name, MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("memory");
     let file = File::from(memory);
@@ -76,16 +76,16 @@ pub fn memfd(name: &str, bytes: &[u8], seals: SealFlags) -> OwnedFd {
     memory
 }
 
-pub const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+pub(crate) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// A trainer rank with one f32 tensor `w`.
-pub struct Trainer {
-    pub client: Client,
-    pub memory: File,
+pub(crate) struct Trainer {
+    pub(crate) client: Client,
+    pub(crate) memory: File,
 }
 
 impl Trainer {
-    pub fn start(socket: &Path, rank: u32, shape: &[u64]) -> Self {
+    pub(crate) fn start(socket: &Path, rank: u32, shape: &[u64]) -> Self {
         let bytes = shape.iter().product::<u64>() as usize * 4;
         let memory = memfd("weights", &vec![0; bytes], SEALS);
         let role = Role::Trainer { rank: Rank(rank), world: "w1".to_owned(), outstanding: None };
@@ -103,13 +103,13 @@ impl Trainer {
     }
 
     /// Waits until it may publish.
-    pub fn registered(mut self) -> Self {
+    pub(crate) fn registered(mut self) -> Self {
         assert_eq!(self.client.expect("registration"), AgentFrame::Registered {});
         self
     }
 
     /// Writes the values and publishes.
-    pub fn publish(&mut self, step: i64, values: &[f32]) {
+    pub(crate) fn publish(&mut self, step: i64, values: &[f32]) {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.memory.write_all_at(&bytes, 0).expect("room");
         self.client.send(&ClientFrame::Publish { step, world: "w1".to_owned() }, &[]);
@@ -117,15 +117,15 @@ impl Trainer {
 }
 
 /// An engine rank with one f32 tensor `w`, which does what its agent says.
-pub struct Engine {
-    pub client: Client,
-    pub record: EngineRecord,
-    pub live: Vec<f32>,
+pub(crate) struct Engine {
+    pub(crate) client: Client,
+    pub(crate) record: EngineRecord,
+    pub(crate) live: Vec<f32>,
     staging: Option<(File, u64)>,
 }
 
 impl Engine {
-    pub fn start(socket: &Path, replica: &str, rank: u32, shape: &[u64]) -> Self {
+    pub(crate) fn start(socket: &Path, replica: &str, rank: u32, shape: &[u64]) -> Self {
         let instance = 0xe000 + u128::from(rank);
         let record = EngineRecord {
             instance: Incarnation(instance),
@@ -144,7 +144,7 @@ impl Engine {
     }
 
     /// Answers frames until it serves again.
-    pub fn refit(&mut self) {
+    pub(crate) fn refit(&mut self) {
         loop {
             let (frame, fds) = self.client.receive().expect("the agent is there");
             match frame {

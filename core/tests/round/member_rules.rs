@@ -1,7 +1,6 @@
 //! An inference rank in its agent (protocol page §6 and §8): what it refuses to be told too late or by half.
 
-mod world;
-
+use crate::world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
 use std::sync::Arc;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{ContentSum, Epoch, Incarnation, MemberId, RoundId, Sha256};
@@ -9,7 +8,6 @@ use weightrefit_core::round::io::{Effect, Input, Slot};
 use weightrefit_core::round::message::{
     EngineRecord, EngineState, Header, Message, Report, RoundKey, StagingTag, Version,
 };
-use world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
 
 struct AtOnce;
 impl Chance for AtOnce {

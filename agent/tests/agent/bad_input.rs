@@ -1,7 +1,8 @@
 //! What an agent does with bad input: it says no with a code, counts it, and goes on.
 
-mod support;
-
+use crate::support::client::{Client, Engine, SEALS, Trainer, memfd};
+use crate::support::coordinator::Coordinator;
+use crate::support::{Agent, PATIENCE, tiny_refit, wait_for};
 use rustix::fs::SealFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::io::{IoSlice, Read, Write};
@@ -10,9 +11,6 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use support::client::{Client, Engine, SEALS, Trainer, memfd};
-use support::coordinator::Coordinator;
-use support::{Agent, PATIENCE, tiny_refit, wait_for};
 use weightrefit_agent::identity::Identity;
 use weightrefit_core::code::Code;
 use weightrefit_core::dtype::DType;

@@ -1,9 +1,7 @@
 //! A coordinator, agents of the real binary, and clients of their sockets, for tests.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
-
-pub mod client;
-pub mod coordinator;
+pub(crate) mod client;
+pub(crate) mod coordinator;
 
 use coordinator::Coordinator;
 use serde_json::json;
@@ -18,10 +16,10 @@ use weightrefit_core::round::message::Timeouts;
 use weightrefit_proto::refit::{OnReplicaFailure, Policy, Pool, Refit, Tensor};
 
 /// Longest wait for something that happens in milliseconds; reached only by a test that fails.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One f32 tensor of 8 × 4: whole on the one training rank, cut by rows on two inference ranks.
-pub fn tiny_refit() -> Refit {
+pub(crate) fn tiny_refit() -> Refit {
     let layout = |world: u64, cut: serde_json::Value| {
         json!({
             "layout": "v1", "sizes": {"tp": world}, "world": world, "grids": {"all": ["tp"]}, "axes": {"none": []},
@@ -54,7 +52,7 @@ pub fn tiny_refit() -> Refit {
 }
 
 /// Waits until `what` yields something. Polls, since the thing waited for is in another process.
-pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = look() {
@@ -67,18 +65,18 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// An agent process; killed on drop.
-pub struct Agent {
+pub(crate) struct Agent {
     process: Child,
-    pub socket: PathBuf,
-    pub metrics: String,
-    pub round: String,
-    pub bytes: String,
-    pub key: Sha256,
+    pub(crate) socket: PathBuf,
+    pub(crate) metrics: String,
+    pub(crate) round: String,
+    pub(crate) bytes: String,
+    pub(crate) key: Sha256,
 }
 
 impl Agent {
     /// The command line of an agent with these claims; `changes` replace flags.
-    pub fn command(
+    pub(crate) fn command(
         coordinator: &Coordinator,
         name: &str,
         claims: &[&str],
@@ -110,7 +108,7 @@ impl Agent {
     }
 
     /// Starts the binary with these claims and waits until it serves.
-    pub fn start(coordinator: &Coordinator, name: &str, claims: &[&str]) -> Self {
+    pub(crate) fn start(coordinator: &Coordinator, name: &str, claims: &[&str]) -> Self {
         let mut command = Self::command(coordinator, name, claims, &[]);
         let socket = coordinator.directory.path().join(name).join("run").join("agent.sock");
         let mut process = command.stderr(Stdio::piped()).spawn().expect("the agent starts");
@@ -140,7 +138,7 @@ impl Agent {
     }
 
     /// One GET of the metrics server: status and body.
-    pub fn get(&self, path: &str) -> (u16, String) {
+    pub(crate) fn get(&self, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.metrics).expect("metrics are served");
         write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").expect("a request");
         let mut text = String::new();
@@ -150,30 +148,30 @@ impl Agent {
     }
 
     /// Value of one line of `/metrics`, 0 where it is absent.
-    pub fn metric(&self, line: &str) -> f64 {
+    pub(crate) fn metric(&self, line: &str) -> f64 {
         let (_, text) = self.get("/metrics");
         let found = text.lines().find_map(|have| have.strip_prefix(line)?.strip_prefix(' '));
         found.map_or(0.0, |value| value.parse().expect("a number"))
     }
 
     /// Sends a signal.
-    pub fn signal(&self, signal: rustix::process::Signal) {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.process);
         rustix::process::kill_process(pid, signal).expect("it runs");
     }
 
     /// Waits for the end of the process.
-    pub fn wait(&mut self) -> ExitStatus {
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         wait_for("end of the agent", || self.process.try_wait().expect("a child"))
     }
 
     /// Its process id.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.process.id()
     }
 
     /// Whether it still runs.
-    pub fn is_running(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.process.try_wait().expect("a child").is_none()
     }
 }

@@ -2,12 +2,10 @@
 //! sends is sent byte for byte, and what it says the agent answers must come. `WEIGHTREFIT_REWRITE=1` writes the
 //! agent's answers into the page.
 
-mod support;
-
+use crate::support::client::{Client, Engine, Trainer};
+use crate::support::coordinator::Coordinator;
+use crate::support::{Agent, tiny_refit};
 use std::io::{Read, Write};
-use support::client::{Client, Engine, Trainer};
-use support::coordinator::Coordinator;
-use support::{Agent, tiny_refit};
 use weightrefit_agent::session::fd;
 use weightrefit_proto::socket::{AgentFrame, ClientFrame, decode, encode, frame_length};
 

@@ -1,10 +1,8 @@
 //! Messages that a member may not send, from a peer whose key is right: nothing changes, and it is counted.
 
-mod support;
-
-use support::client::{Engine, Trainer};
-use support::coordinator::Coordinator;
-use support::{Agent, tiny_refit, wait_for};
+use crate::support::client::{Engine, Trainer};
+use crate::support::coordinator::Coordinator;
+use crate::support::{Agent, PATIENCE, tiny_refit, wait_for};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use weightrefit_agent::identity::Identity;
@@ -129,7 +127,7 @@ impl Header {
 
 /// Dials the agent as a member does; it has its membership a moment after it was sent.
 async fn identity_channel(identity: &Identity, agent: &Agent) -> tonic::transport::Channel {
-    let deadline = tokio::time::Instant::now() + support::PATIENCE;
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
         match identity.dial_agent(&agent.round, agent.key).await {
             Ok(channel) => return channel,

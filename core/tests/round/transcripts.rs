@@ -2,10 +2,8 @@
 //!
 //! `WEIGHTREFIT_REWRITE=1` writes what happens into the files. Commit a difference only when you understand it.
 
-mod world;
-
+use crate::world::script::Script;
 use std::path::Path;
-use world::script::Script;
 
 #[test]
 fn transcripts_happen_as_written() {

@@ -1,7 +1,6 @@
 //! Tables of the protocol page, row by row: the engine client's states, and who may say what to whom.
 
-mod world;
-
+use crate::world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use weightrefit_core::code::Code;
@@ -11,7 +10,6 @@ use weightrefit_core::round::io::{Effect, Event, Input};
 use weightrefit_core::round::message::{
     Blame, EngineState, Header, Message, OutcomeKind, Report, RoundKey, Version,
 };
-use world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
 
 fn version(step: i64) -> Version {
     Version { run: 0, step, origin: Epoch(1), sum: ContentSum([1; 16]) }
@@ -52,7 +50,7 @@ fn engine(state: &str, live: &str, at: &str) -> EngineClient {
 
 #[test]
 fn engine_client_follows_its_table() {
-    for line in include_str!("../testdata/round/engine_table.txt").lines() {
+    for line in include_str!("../../testdata/round/engine_table.txt").lines() {
         let Some((left, want)) = line.split_once(" => ").filter(|_| !line.starts_with('#')) else { continue };
         let (state, inputs) = left.split_once(", ").expect(line);
         let words: Vec<_> = state.split(' ').collect();

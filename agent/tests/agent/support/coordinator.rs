@@ -31,19 +31,19 @@ type Outgoing = mpsc::Sender<Result<v1::Instruction, Status>>;
 
 /// What agents have said.
 #[derive(Default)]
-pub struct Heard {
+pub(crate) struct Heard {
     keys: BTreeMap<String, Sha256>,
     joined: BTreeMap<String, (v1::Joining, Outgoing)>,
-    pub accepted: Vec<v1::Accepted>,
-    pub states: BTreeMap<String, v1::State>,
-    pub rounds: Vec<RoundReport>,
+    pub(crate) accepted: Vec<v1::Accepted>,
+    pub(crate) states: BTreeMap<String, v1::State>,
+    pub(crate) rounds: Vec<RoundReport>,
 }
 
-pub struct Coordinator {
-    pub address: String,
-    pub bundle: PathBuf,
-    pub directory: tempfile::TempDir,
-    pub heard: Arc<Mutex<Heard>>,
+pub(crate) struct Coordinator {
+    pub(crate) address: String,
+    pub(crate) bundle: PathBuf,
+    pub(crate) directory: tempfile::TempDir,
+    pub(crate) heard: Arc<Mutex<Heard>>,
     refit: Refit,
     runtime: tokio::runtime::Runtime,
 }
@@ -51,7 +51,7 @@ pub struct Coordinator {
 const TOKEN: &str = "the token of this test";
 
 impl Coordinator {
-    pub fn start(refit: Refit) -> Self {
+    pub(crate) fn start(refit: Refit) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let ca_key = KeyPair::generate().expect("a key");
         let mut ca = CertificateParams::default();
@@ -82,17 +82,17 @@ impl Coordinator {
         Self { address, bundle, directory, heard, refit, runtime }
     }
 
-    pub fn token(&self) -> &'static str {
+    pub(crate) fn token(&self) -> &'static str {
         TOKEN
     }
 
     /// Waits for all `pods` and sends them one membership.
-    pub fn configure(&self, epoch: u64, pods: &[&str]) {
+    pub(crate) fn configure(&self, epoch: u64, pods: &[&str]) {
         self.configure_with(epoch, pods, vec![]);
     }
 
     /// The same with members that no agent of the binary hosts.
-    pub fn configure_with(&self, epoch: u64, pods: &[&str], more: Vec<Member>) -> Membership {
+    pub(crate) fn configure_with(&self, epoch: u64, pods: &[&str], more: Vec<Member>) -> Membership {
         let joined = super::wait_for("joins", || {
             let heard = self.heard.lock().expect("no panic");
             pods.iter().map(|pod| heard.joined.get(*pod).cloned()).collect::<Option<Vec<_>>>()
@@ -127,19 +127,13 @@ impl Coordinator {
         membership
     }
 
-    /// Tells a pod to drain.
-    pub fn drain(&self, pod: &str) {
-        let sender = self.heard.lock().expect("no panic").joined[pod].1.clone();
-        self.send(&sender, v1::instruction::Kind::Drain(v1::Drain {}));
-    }
-
     fn send(&self, sender: &Outgoing, kind: v1::instruction::Kind) {
         let instruction = v1::Instruction { kind: Some(kind) };
         self.runtime.block_on(sender.send(Ok(instruction))).expect("is connected");
     }
 
     /// Waits for the round of this step.
-    pub fn round(&self, step: i64) -> RoundReport {
+    pub(crate) fn round(&self, step: i64) -> RoundReport {
         super::wait_for("round", || {
             let heard = self.heard.lock().expect("no panic");
             heard.rounds.iter().find(|round| round.version.step == step).cloned()
