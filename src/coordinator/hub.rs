@@ -1,19 +1,14 @@
 //! The one task that owns the roster: streams feed it, it records epochs and sends them out.
 
 use super::record::EpochRecord;
-use super::service::Service;
-use super::tls::{self, Tls, TlsError};
+use super::server::Desk;
 use super::wire;
-use crate::identity::{Authority, Tokens};
 use crate::limits;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
-use tokio_stream::wrappers::ReceiverStream;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, Incarnation};
 use weightrefit_core::membership::roster::{Cause, Joining, Recorded, Roster, Spec, Standing};
@@ -22,6 +17,7 @@ use weightrefit_proto::v1;
 use weightrefit_proto::v1::instruction::Kind;
 
 /// What a coordinator must know of its refit.
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// namespace/name.
     pub refit: String,
@@ -53,6 +49,8 @@ pub struct View {
 pub struct AgentView {
     /// UID of its pod.
     pub pod_uid: String,
+    /// Its version.
+    pub version: String,
     /// Ranks that it hosts.
     pub seats: Vec<Seat>,
     /// Newest epoch that it has accepted.
@@ -80,20 +78,24 @@ impl View {
     }
 }
 
-/// A running coordinator; it ends when this is dropped.
+/// The coordinator of one refit; it ends when this is dropped, and its agents' streams with it.
+#[derive(Debug)]
 pub struct Coordinator {
-    address: SocketAddr,
+    refit: String,
     view: watch::Receiver<View>,
     inputs: mpsc::Sender<Input>,
-    tasks: Vec<AbortHandle>,
+    desk: Desk,
+    task: AbortHandle,
 }
 
 /// From the streams to the hub.
+#[derive(Debug)]
 pub(super) enum Input {
     /// A stream says who it is.
     Join {
         session: u64,
         joining: Joining,
+        agent_version: String,
         instructions: Instructions,
         answer: oneshot::Sender<Result<(), v1::Fault>>,
     },
@@ -103,23 +105,19 @@ pub(super) enum Input {
     Left { session: u64 },
     /// From the owner of the coordinator, to all agents.
     Tell(Kind),
+    /// The resource has changed.
+    Respec { spec: Spec, resolved: Vec<u8> },
+    /// A pod may take part no more.
+    Dismiss { pod_uid: String, fault: v1::Fault },
 }
 
 pub(super) type Instructions = mpsc::Sender<Result<v1::Instruction, tonic::Status>>;
 
 impl Coordinator {
-    /// Serves on `listener` until dropped.
-    pub fn start(
-        listener: TcpListener,
-        authority: Arc<Authority>,
-        tokens: Arc<Tokens>,
-        settings: Settings,
-        record: impl EpochRecord,
-    ) -> Result<Self, TlsError> {
-        let tls = Tls::new(&authority)?;
-        let address = listener.local_addr().unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
+    pub(super) fn start(settings: Settings, record: impl EpochRecord, desk: Desk) -> Self {
+        let Settings { refit, refit_uid, spec, resolved } = settings;
         let (inputs, queue) = mpsc::channel(limits::HUB_INPUTS_MAX);
-        let roster = Roster::new(settings.refit_uid.clone(), settings.spec.clone(), record.recorded());
+        let roster = Roster::new(refit_uid, spec, record.recorded());
         let first = View {
             membership: None,
             cause: None,
@@ -128,32 +126,14 @@ impl Coordinator {
             last_round: None,
         };
         let (publish, view) = watch::channel(first);
-        let service = Service::new(settings.refit.clone(), authority, tokens, inputs.clone());
-        let (accepted, connections) = mpsc::channel(limits::HANDSHAKES_MAX);
-        let server = tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
-            .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
-            .serve_with_incoming(service.into_server(), ReceiverStream::new(connections));
-        let hub = Hub {
-            roster,
-            record,
-            resolved: settings.resolved,
-            sessions: BTreeMap::new(),
-            publish,
-            start: Instant::now(),
-        };
-        let tasks = vec![
-            tokio::spawn(tls::accept(listener, tls, accepted)).abort_handle(),
-            tokio::spawn(server).abort_handle(),
-            tokio::spawn(hub.run(queue)).abort_handle(),
-        ];
-        Ok(Self { address, view, inputs, tasks })
+        let (sessions, start) = (BTreeMap::new(), Instant::now());
+        let hub = Hub { roster, record, resolved, sessions, publish, start };
+        let task = tokio::spawn(hub.run(queue)).abort_handle();
+        Self { refit, view, inputs, desk, task }
     }
 
-    /// Where agents dial.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub(super) fn inputs(&self) -> mpsc::Sender<Input> {
+        self.inputs.clone()
     }
 
     /// What the coordinator knows, whenever it changes.
@@ -164,23 +144,34 @@ impl Coordinator {
 
     /// Tells all agents to leave: they finish what must be finished.
     pub async fn drain(&self) {
-        self.tell(Kind::Drain(v1::Drain {})).await;
+        self.say(Input::Tell(Kind::Drain(v1::Drain {}))).await;
     }
 
     /// Ends the round in progress, if it still can be ended.
     pub async fn cancel(&self) {
-        self.tell(Kind::Cancel(v1::Cancel {})).await;
+        self.say(Input::Tell(Kind::Cancel(v1::Cancel {}))).await;
     }
 
-    async fn tell(&self, kind: Kind) {
+    /// The resource has changed: the next membership has these sizes, and its agents this resolved refit.
+    pub async fn respec(&self, spec: Spec, resolved: Vec<u8>) {
+        self.say(Input::Respec { spec, resolved }).await;
+    }
+
+    /// The pod is gone or may take part no more: its stream ends after `fault` was said.
+    pub async fn dismiss(&self, pod_uid: String, fault: v1::Fault) {
+        self.say(Input::Dismiss { pod_uid, fault }).await;
+    }
+
+    async fn say(&self, input: Input) {
         // The hub ends only with the coordinator.
-        let _ = self.inputs.send(Input::Tell(kind)).await;
+        let _ = self.inputs.send(input).await;
     }
 }
 
 impl Drop for Coordinator {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
+        self.desk.close(&self.refit, &self.inputs);
+        self.task.abort();
     }
 }
 
@@ -223,8 +214,8 @@ impl<R: EpochRecord> Hub<R> {
 
     fn handle(&mut self, input: Input) {
         match input {
-            Input::Join { session, joining, instructions, answer } => {
-                let joined = self.join(session, joining, instructions);
+            Input::Join { session, joining, agent_version, instructions, answer } => {
+                let joined = self.join(session, joining, agent_version, instructions);
                 // A stream that broke meanwhile says so with `Left`.
                 let _ = answer.send(joined);
             }
@@ -234,10 +225,34 @@ impl<R: EpochRecord> Hub<R> {
                 let sessions: Vec<u64> = self.sessions.keys().copied().collect();
                 sessions.into_iter().for_each(|session| self.instruct(session, kind.clone()));
             }
+            Input::Respec { spec, resolved } => {
+                self.roster.respec(spec);
+                self.resolved = resolved;
+            }
+            Input::Dismiss { pod_uid, fault } => self.dismiss(&pod_uid, &fault),
         }
     }
 
-    fn join(&mut self, session: u64, joining: Joining, instructions: Instructions) -> Result<(), v1::Fault> {
+    fn dismiss(&mut self, pod_uid: &str, fault: &v1::Fault) {
+        let agents = self.roster.agents();
+        let of_pod = |session: &Session| {
+            agents.get(&session.incarnation).is_some_and(|joining| joining.pod_uid == pod_uid)
+        };
+        let gone: Vec<u64> =
+            self.sessions.iter().filter(|(_, session)| of_pod(session)).map(|(id, _)| *id).collect();
+        for session in gone {
+            self.instruct(session, Kind::Refused(fault.clone()));
+            self.leave(session);
+        }
+    }
+
+    fn join(
+        &mut self,
+        session: u64,
+        joining: Joining,
+        version: String,
+        instructions: Instructions,
+    ) -> Result<(), v1::Fault> {
         if self.sessions.len() >= limits::AGENTS_MAX {
             return Err(wire::fault(
                 Code::Busy,
@@ -257,7 +272,7 @@ impl<R: EpochRecord> Hub<R> {
         self.sessions.insert(session, Session { incarnation, instructions });
         self.publish.send_modify(|view| {
             view.agents.retain(|other, _| roster.agents().contains_key(other));
-            let agent = AgentView { pod_uid, seats, ..AgentView::default() };
+            let agent = AgentView { pod_uid, version, seats, ..AgentView::default() };
             view.agents.insert(incarnation, agent);
         });
         if let Some(current) = self.roster.current().cloned()

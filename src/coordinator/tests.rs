@@ -1,6 +1,6 @@
 //! Agents over real connections, as far as the coordinator can tell.
 
-use super::{Coordinator, InMemory, Settings};
+use super::{Coordinator, InMemory, Server, Settings};
 use crate::identity::{Authority, SERVER_NAME, Tokens};
 use hyper_util::rt::TokioIo;
 use rcgen::{CertificateParams, KeyPair};
@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
+use weightrefit_core::code::Code as CoreCode;
 use weightrefit_core::id::Rank;
 use weightrefit_core::membership::roster::{Cause, PoolSpec, Spec, Standing};
 use weightrefit_core::membership::{Membership, Seat};
@@ -25,25 +26,24 @@ use weightrefit_proto::v1::instruction;
 struct World {
     authority: Arc<Authority>,
     tokens: Arc<Tokens>,
+    server: Server,
     coordinator: Coordinator,
+}
+
+fn settings(refit: &str) -> Settings {
+    let pools = vec![PoolSpec { name: "default".into(), ranks_per_replica: 1, min_replicas: 1 }];
+    let spec = Spec { generation: 1, training_ranks: 1, pools };
+    Settings { refit: refit.into(), refit_uid: format!("uid of {refit}"), spec, resolved: b"{}".to_vec() }
 }
 
 impl World {
     async fn new() -> Self {
         let authority = Arc::new(Authority::generate().unwrap());
         let tokens = Arc::new(Tokens::default());
-        let pools = vec![PoolSpec { name: "default".into(), ranks_per_replica: 1, min_replicas: 1 }];
-        let settings = Settings {
-            refit: "rl/tiny".into(),
-            refit_uid: "uid".into(),
-            spec: Spec { generation: 1, training_ranks: 1, pools },
-            resolved: b"{}".to_vec(),
-        };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let parts = (Arc::clone(&authority), Arc::clone(&tokens));
-        let coordinator =
-            Coordinator::start(listener, parts.0, parts.1, settings, InMemory::default()).unwrap();
-        Self { authority, tokens, coordinator }
+        let server = Server::start(listener, Arc::clone(&authority), Arc::clone(&tokens)).unwrap();
+        let coordinator = server.coordinate(settings("rl/tiny"), InMemory::default());
+        Self { authority, tokens, server, coordinator }
     }
 
     /// Enrols with a fresh token and joins.
@@ -59,6 +59,7 @@ impl World {
 struct Agent {
     address: SocketAddr,
     roots: RootCertStore,
+    refit: String,
     pod: String,
     key: KeyPair,
     chain: Vec<CertificateDer<'static>>,
@@ -71,8 +72,8 @@ impl Agent {
         let own = CertificateParams::default().self_signed(&key).unwrap();
         let mut roots = RootCertStore::empty();
         roots.add(world.authority.certificate().clone()).unwrap();
-        let (address, chain) = (world.coordinator.address(), vec![own.der().clone()]);
-        Self { address, roots, pod: pod.into(), key, chain, stream: None }
+        let (address, chain) = (world.server.address(), vec![own.der().clone()]);
+        Self { address, roots, refit: "rl/tiny".into(), pod: pod.into(), key, chain, stream: None }
     }
 
     async fn client(&self) -> CoordinatorClient<Channel> {
@@ -110,7 +111,7 @@ impl Agent {
     async fn join(&mut self, incarnation: u8, claim: v1::Claim) -> Result<(), Status> {
         let (messages, outgoing) = mpsc::channel(4);
         let joining = v1::Joining {
-            refit: "rl/tiny".into(),
+            refit: self.refit.clone(),
             pod_uid: self.pod.clone(),
             incarnation: vec![incarnation; 16],
             claims: vec![claim],
@@ -222,4 +223,56 @@ async fn an_agent_speaks_for_its_own_pod_and_free_seats_only() {
     liar.join(4, training(0)).await.unwrap();
     assert_eq!(liar.refusal().await, "Unauthenticated");
     assert_eq!(world.coordinator.view().borrow().agents.len(), 1);
+}
+
+#[tokio::test]
+async fn one_listener_serves_many_refits_and_knows_no_other() {
+    let world = World::new().await;
+    let mut stranger = Agent::new(&world, "trainer-9");
+    stranger.refit = "rl/other".into();
+    stranger.enrol(&world.tokens.issue("trainer-9").unwrap()).await.unwrap();
+    stranger.join(9, training(0)).await.unwrap();
+    assert_eq!(stranger.refusal().await, "NotConfigured");
+    let other = world.server.coordinate(settings("rl/other"), InMemory::default());
+    stranger.join(9, training(0)).await.unwrap();
+    let mut engine = Agent::new(&world, "engine-9");
+    engine.refit = "rl/other".into();
+    engine.enrol(&world.tokens.issue("engine-9").unwrap()).await.unwrap();
+    engine.join(10, inference("a")).await.unwrap();
+    assert_eq!(engine.membership().await, stranger.membership().await);
+    assert!(world.coordinator.view().borrow().agents.is_empty());
+    drop(other);
+    assert!(engine.instruction().await.is_none(), "its stream ends with its coordinator");
+    stranger.join(11, training(0)).await.unwrap();
+    assert_eq!(stranger.refusal().await, "NotConfigured");
+}
+
+#[tokio::test]
+async fn a_dismissed_pod_hears_why_and_its_seats_are_free() {
+    let world = World::new().await;
+    let mut agent = world.agent("trainer-0", 1, training(0)).await;
+    let mut view = world.coordinator.view();
+    view.wait_for(|view| view.agents.len() == 1).await.unwrap();
+    world.coordinator.dismiss("trainer-7".into(), super::fault(CoreCode::Unauthorized, "nobody")).await;
+    world.coordinator.dismiss("trainer-0".into(), super::fault(CoreCode::Unauthorized, "deleted")).await;
+    assert_eq!(agent.refusal().await, "Unauthorized");
+    assert!(agent.instruction().await.is_none(), "nothing follows");
+    view.wait_for(|view| view.agents.is_empty()).await.unwrap();
+    let _successor = world.agent("trainer-1", 2, training(0)).await;
+}
+
+#[tokio::test]
+async fn a_changed_resource_makes_a_new_epoch_with_what_it_resolves_to() {
+    let world = World::new().await;
+    let mut trainer = world.agent("trainer-0", 1, training(0)).await;
+    let _engine = world.agent("engine-0", 2, inference("a")).await;
+    assert_eq!(trainer.membership().await.epoch().0, 1);
+    let spec = Spec { generation: 2, ..settings("rl/tiny").spec };
+    world.coordinator.respec(spec, b"{\"changed\":true}".to_vec()).await;
+    match trainer.instruction().await {
+        Some(instruction::Kind::Configure(configure)) => {
+            assert_eq!((configure.epoch, &configure.refit[..]), (2, &b"{\"changed\":true}"[..]));
+        }
+        other => panic!("{other:?}"),
+    }
 }

@@ -10,26 +10,17 @@ use weightrefit_proto::v1;
 /// Protocol that this coordinator speaks.
 const PROTOCOL: u32 = 1;
 
-/// Why a join is refused, as the agent is told.
-pub(super) fn fault(code: Code, message: impl Into<String>) -> v1::Fault {
+/// A fault as an agent is told of it, with the remedy of its code.
+#[must_use]
+pub fn fault(code: Code, message: impl Into<String>) -> v1::Fault {
     v1::Fault { code: code.name().to_owned(), message: message.into(), hint: code.remedy().to_owned() }
 }
 
 /// Checks a `joining` against what the connection proved (C2).
-pub(super) fn joining(
-    refit: &str,
-    pod: &str,
-    key: Sha256,
-    message: v1::Joining,
-) -> Result<Joining, v1::Fault> {
+pub(super) fn joining(pod: &str, key: Sha256, message: v1::Joining) -> Result<Joining, v1::Fault> {
     if message.pod_uid != pod {
         let text = format!("certificate names pod {pod}, the claim pod {}", shown(&message.pod_uid));
         return Err(fault(Code::Unauthenticated, text));
-    }
-    if message.refit != refit {
-        let text =
-            format!("pod {pod} claims refit {}, this is the coordinator of {refit}", shown(&message.refit));
-        return Err(fault(Code::Unauthorized, text));
     }
     if !(message.protocol_min..=message.protocol_max).contains(&PROTOCOL) {
         let (min, max) = (message.protocol_min, message.protocol_max);
@@ -80,6 +71,6 @@ pub(super) fn seat(claim: &v1::Claim) -> Result<Seat, v1::Fault> {
 }
 
 /// Text of a peer, short enough for a message.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     text.chars().take(80).collect()
 }

@@ -9,7 +9,7 @@ use super::stage::{Parts, Stage};
 use super::weights::{ANNOTATION, Source};
 use super::world::World;
 use crate::api::resolve::{NoPlan, ResolvedRefit};
-use crate::coordinator::{Coordinator, InMemory, Settings, TlsError};
+use crate::coordinator::{InMemory, Server, Settings, TlsError};
 use crate::identity::{Authority, IdentityError, Tokens};
 use crate::safetensors::HeaderError;
 use std::io;
@@ -243,8 +243,8 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
         weights,
         broken: options.broken,
     };
-    let coordinator =
-        Coordinator::start(listener, authority, Arc::clone(&tokens), settings, InMemory::default())?;
+    let server = Server::start(listener, authority, Arc::clone(&tokens))?;
+    let coordinator = server.coordinate(settings, InMemory::default());
     let parts = Parts {
         elements: resolved::elements(refit)?,
         timeouts: refit.spec.timeouts,
@@ -253,6 +253,7 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
         world,
         launch,
         tokens,
+        server,
         coordinator,
     };
     // Dropped in reverse order: all processes end before their directory goes.

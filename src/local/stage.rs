@@ -11,7 +11,7 @@ use super::report::{LocalReport, PlanPart, RoundLine};
 use super::run::LocalError;
 use super::world::{Key, World};
 use crate::api::policy::Timeouts;
-use crate::coordinator::{Coordinator, View};
+use crate::coordinator::{Coordinator, Server, View};
 use crate::identity::Tokens;
 use crate::limits;
 use rustix::process::Signal;
@@ -36,6 +36,7 @@ pub(super) struct Parts {
     pub(super) world: World,
     pub(super) launch: Launch,
     pub(super) tokens: Arc<Tokens>,
+    pub(super) server: Server,
     pub(super) coordinator: Coordinator,
     pub(super) plan: PlanBytes,
     /// Elements with a source, of each inference rank.
@@ -51,6 +52,7 @@ pub(super) struct Stage {
     tokens: Arc<Tokens>,
     // Kept for its streams.
     _coordinator: Coordinator,
+    _server: Server,
     plan: PlanBytes,
     step_limit: Duration,
     faults: Vec<Fault>,
@@ -83,7 +85,7 @@ pub(super) struct Stage {
 impl Stage {
     pub(super) fn new(parts: Parts) -> Result<Self, LocalError> {
         // All fields by name, so that none is forgotten.
-        let Parts { world, launch, tokens, coordinator, plan, elements, timeouts, faults } = parts;
+        let Parts { world, launch, tokens, server, coordinator, plan, elements, timeouts, faults } = parts;
         let (happened, happenings) = mpsc::unbounded_channel();
         let (answered, answers) = mpsc::unbounded_channel();
         let (ask, steps) = mpsc::channel(1);
@@ -102,6 +104,7 @@ impl Stage {
             launch,
             tokens,
             _coordinator: coordinator,
+            _server: server,
             plan,
             faults,
             happenings,

@@ -1,0 +1,43 @@
+//! Who may enrol, and what a pod may be.
+
+use super::wire::fault;
+use crate::identity::Tokens;
+use std::future::Future;
+use std::sync::Arc;
+use weightrefit_core::code::Code;
+use weightrefit_core::membership::Seat;
+use weightrefit_proto::v1;
+
+/// The coordinator's only source of trust in pods (C2).
+pub trait Gate: Send + Sync + 'static {
+    /// Whether the bearer of `token` is the pod `pod_uid`.
+    ///
+    /// # Errors
+    /// What the agent is told.
+    fn enrol(&self, pod_uid: &str, token: &str) -> impl Future<Output = Result<(), v1::Fault>> + Send;
+
+    /// Whether the pod may hold these ranks of `refit` (namespace/name) now.
+    ///
+    /// # Errors
+    /// What the agent is told.
+    fn admit(
+        &self,
+        refit: &str,
+        pod_uid: &str,
+        seats: &[Seat],
+    ) -> impl Future<Output = Result<(), v1::Fault>> + Send;
+}
+
+/// Without Kubernetes whoever holds a pod's one-time token is that pod, and was started as what it claims.
+impl Gate for Arc<Tokens> {
+    async fn enrol(&self, pod_uid: &str, token: &str) -> Result<(), v1::Fault> {
+        if self.redeem(pod_uid, token) {
+            return Ok(());
+        }
+        Err(fault(Code::Unauthenticated, format!("token is not the unused one of pod {pod_uid}")))
+    }
+
+    async fn admit(&self, _: &str, _: &str, _: &[Seat]) -> Result<(), v1::Fault> {
+        Ok(())
+    }
+}
