@@ -4,11 +4,13 @@
 
 pub mod check;
 pub mod documents;
+pub mod mistaken;
 pub mod policy;
 pub mod problem;
 pub mod ranks;
 pub mod refit;
 pub mod resolve;
+mod sample;
 mod strict;
 pub mod supported;
 mod wire;

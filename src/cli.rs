@@ -17,7 +17,7 @@ mod version;
 pub use failure::{Exit, Failure};
 pub use printer::Printer;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::process::ExitCode;
 
 const EXIT_CODES: &str = "\
@@ -29,7 +29,7 @@ Exit codes:
 
 /// Moves exactly the missing weight bytes from RL trainers to inference engines
 #[derive(Debug, Parser)]
-#[command(name = "weightrefit", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "weightrefit", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -60,7 +60,8 @@ pub(crate) enum Output {
 #[must_use]
 pub fn main() -> ExitCode {
     let printer = Printer::new();
-    let command = match Cli::try_parse() {
+    let parsed = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let command = match parsed {
         Ok(Cli { command }) => command,
         Err(error) => return printer.usage(&error).into(),
     };
@@ -68,6 +69,16 @@ pub fn main() -> ExitCode {
         Ok(()) => Exit::Done.into(),
         Err(failure) => printer.failure(&failure).into(),
     }
+}
+
+/// The whole tree, each help text with the exit codes below it.
+fn command() -> clap::Command {
+    with_exit_codes(Cli::command()).after_help(EXIT_CODES)
+}
+
+fn with_exit_codes(command: clap::Command) -> clap::Command {
+    let own = command.get_after_help().map(|own| format!("{own}\n\n")).unwrap_or_default();
+    command.after_long_help(own + EXIT_CODES).mut_subcommands(with_exit_codes)
 }
 
 fn run(command: Command, printer: &Printer) -> Result<(), Failure> {

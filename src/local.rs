@@ -21,5 +21,5 @@ mod world;
 
 pub use fault::{Fault, FaultError};
 pub use launch::{Broken, BrokenError};
-pub use report::{LocalReport, PlanPart, RoundLine, Verdict};
+pub use report::{LeftOut, LocalReport, PlanPart, RoundLine, Verdict};
 pub use run::{LocalError, Options, run};

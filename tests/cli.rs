@@ -13,9 +13,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 macro_rules! transcripts {
     ($($name:ident)*) => {
@@ -36,7 +36,7 @@ macro_rules! transcripts {
     };
 }
 
-transcripts! { bad_input explain help layout plan validate }
+transcripts! { bad_input explain help hints layout plan validate }
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli")
@@ -130,4 +130,71 @@ fn run(home: &Path, arguments: &str) -> String {
         }
     }
     text
+}
+
+fn weightrefit(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weightrefit"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn what_cannot_be_written_is_a_failure() {
+    let full = || Stdio::from(File::create("/dev/full").expect("Linux has /dev/full"));
+    let commands: [&[&str]; 5] =
+        [&["--help"], &["--version"], &["plan", "--help"], &["explain"], &["completion", "bash"]];
+    for arguments in commands {
+        let output = weightrefit(arguments).stdout(full()).output().expect("weightrefit runs");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("No space left on device"), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn every_help_has_the_exit_codes() {
+    let mut rest = vec![Vec::new()];
+    let mut seen = 0;
+    while let Some(path) = rest.pop() {
+        let mut arguments: Vec<&str> = path.iter().map(String::as_str).collect();
+        arguments.push("--help");
+        let output = weightrefit(&arguments).output().expect("weightrefit runs");
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(text.contains("Exit codes:\n  0  done\n  1  refused"), "{arguments:?}: {text}");
+        seen += 1;
+        let list = text.split("Commands:\n").nth(1).and_then(|list| list.split("\n\n").next());
+        let names = list.into_iter().flat_map(str::lines).filter_map(|line| {
+            let name = line.strip_prefix("  ").filter(|line| !line.starts_with(' '))?.split(' ').next()?;
+            (name != "help").then(|| name.to_owned())
+        });
+        rest.extend(names.map(|name| [path.clone(), vec![name]].concat()));
+    }
+    assert_eq!(seen, 10, "the program, its commands and theirs");
+}
+
+/// A FIFO that nobody writes to would be waited for; descriptors of the process itself are read.
+#[test]
+fn pipes_are_read_where_their_writer_is_known() {
+    let home = tempfile::tempdir().expect("temporary folder");
+    let fifo = home.path().join("pipe.yaml");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo(1)").success());
+    let fifo = fifo.to_str().expect("UTF-8");
+    let pieces: &[&str] = &["layout", "pieces", "--tensors", "t.json", "--document", fifo];
+    for arguments in [&["plan", "-f", fifo], &["validate", "-f", fifo], pieces] {
+        fs::write(home.path().join("t.json"), r#"{"tensors": []}"#).expect("a file");
+        let output = weightrefit(arguments).current_dir(&home).output().expect("weightrefit runs");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains("pipe.yaml is a named pipe, not a file"), "{stderr}");
+    }
+    let program = env!("CARGO_BIN_EXE_weightrefit");
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/qwen2.5-preset.yaml");
+    for script in ["validate -f <(cat $1)", "validate -f - < $1", "validate -f /dev/stdin < $1"] {
+        let pipe = format!("cat $1 | $0 {}", script.replace(" < $1", ""));
+        for script in [format!("$0 {script}"), pipe] {
+            let output = Command::new("bash").args(["-c", &script, program, example]).output().expect("bash");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert_eq!((output.status.code(), &*stderr), (Some(0), ""), "{script}");
+        }
+    }
 }

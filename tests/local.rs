@@ -45,12 +45,14 @@ fn outcomes(report: &Value) -> Vec<&str> {
 
 fn all_is_right(report: &Value, rounds: usize, checked: u64) {
     assert_eq!(outcomes(report), vec!["Committed"; rounds], "{report}");
+    assert_eq!(report["schema"], "weightrefit.local/v1");
     let minimum = number(report, "/plan/bytes/minimum");
     for round in 0..rounds {
         assert_eq!(number(report, &format!("/rounds/{round}/bytes/received")), minimum);
         assert_eq!(number(report, &format!("/rounds/{round}/bytes/sent")), minimum);
         assert_eq!(number(report, &format!("/rounds/{round}/bytes/skipped")), 0);
         assert_eq!(report["rounds"][round]["version"]["step"], round);
+        assert_eq!(report["rounds"][round]["leftOut"], Value::Array(Vec::new()));
     }
     assert_eq!(number(report, "/verdict/checkedElements"), checked);
     assert_eq!(number(report, "/verdict/mismatchedElements"), 0);
@@ -129,6 +131,12 @@ fn later_steps_are_whole_after(faults: &[&str]) {
         // How many steps the way back takes depends on how busy the machine is.
         assert_eq!(outcomes(&report)[5], "Committed", "{fault}: {report}");
         let minimum = number(&report, "/plan/bytes/minimum");
+        for round in report["rounds"].as_array().expect("rounds") {
+            let moved = number(round, "/bytes/received") + number(round, "/bytes/skipped");
+            let left_out = round["leftOut"].as_array().expect("a list");
+            let short = round["outcome"] == "Committed" && moved < minimum;
+            assert!(!short || !left_out.is_empty(), "{fault}: who was left out is named: {round}");
+        }
         assert_eq!(
             number(&report, "/rounds/5/bytes/received"),
             minimum,

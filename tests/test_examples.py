@@ -66,5 +66,21 @@ class Qwen3MoeTiny(unittest.TestCase):
         self.assertEqual((rows, paddings), (900, [1024, 960]))
 
 
+class Qwen25Preset(unittest.TestCase):
+    def test_its_config_is_that_of_the_model(self):
+        refit, config = documents("qwen2.5-preset.yaml")
+        wanted = refit["spec"]["model"]["huggingFaceConfig"]["configMapKeyRef"]
+        self.assertEqual(config["metadata"]["name"], wanted["name"])
+        published = json.loads((ROOT / "core/testdata/model/qwen2.5-0.5b.json").read_text())
+        self.assertEqual(json.loads(config["data"][wanted["key"]]), published)
+
+    def test_its_plan_says_what_the_presets_were_resolved_to(self):
+        binary = f"{os.environ['WEIGHTREFIT_BIN']}/weightrefit"
+        command = [binary, "plan", "-f", EXAMPLES / "qwen2.5-preset.yaml", "-o", "json"]
+        plan = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        self.assertEqual(plan["training"]["layout"]["grids"], {"dense": {"tp": 2, "cp": 1, "dp": 2, "pp": 2}})
+        self.assertEqual(plan["inference"][0]["layout"]["grids"], {"all": {"tp": 2, "pp": 1, "dp": 1}})
+
+
 if __name__ == "__main__":
     unittest.main()

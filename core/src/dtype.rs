@@ -2,6 +2,7 @@
 
 pub mod cast;
 
+use crate::nearest::nearest;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -70,6 +71,25 @@ impl DType {
         }
     }
 
+    /// The name that torch and `config.json` have for it.
+    #[must_use]
+    pub const fn torch_name(self) -> &'static str {
+        match self {
+            Self::Bool => "bool",
+            Self::U8 => "uint8",
+            Self::I8 => "int8",
+            Self::I16 => "int16",
+            Self::I32 => "int32",
+            Self::I64 => "int64",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+            Self::F32 => "float32",
+            Self::F64 => "float64",
+            Self::F8E4M3 => "float8_e4m3fn",
+            Self::F8E5M2 => "float8_e5m2",
+        }
+    }
+
     /// Bytes of one element.
     #[must_use]
     pub const fn size(self) -> u64 {
@@ -82,6 +102,29 @@ impl DType {
     }
 }
 
+/// Spellings beside the canonical name and torch's, in lower case.
+const SPELLINGS: [(&str, DType); 8] = [
+    ("short", DType::I16),
+    ("int", DType::I32),
+    ("long", DType::I64),
+    ("half", DType::F16),
+    ("float", DType::F32),
+    ("double", DType::F64),
+    ("f8_e4m3", DType::F8E4M3),
+    ("f8_e5m2", DType::F8E5M2),
+];
+
+/// Spelling and dtype of all that is read.
+fn spellings() -> impl Iterator<Item = (&'static str, DType)> {
+    let names = |dtype: DType| [(dtype.name(), dtype), (dtype.torch_name(), dtype)];
+    DType::ALL.into_iter().flat_map(names).chain(SPELLINGS)
+}
+
+/// Without torch's prefix, in lower case.
+fn plain(text: &str) -> String {
+    text.strip_prefix("torch.").unwrap_or(text).to_ascii_lowercase()
+}
+
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
@@ -90,28 +133,27 @@ impl fmt::Display for DType {
 
 /// The text names no dtype.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown dtype `{0}`")]
-pub struct UnknownDType(pub String);
+#[error("unknown dtype `{found}`, nearest is `{}`", nearest.name())]
+pub struct UnknownDType {
+    /// The text, shortened.
+    pub found: String,
+    /// The dtype with the nearest spelling.
+    pub nearest: DType,
+}
 
 impl std::str::FromStr for DType {
     type Err = UnknownDType;
     /// Accepts the canonical names, those of safetensors (`BF16`, `F8_E4M3`) and torch's (`bfloat16`).
     fn from_str(text: &str) -> Result<Self, UnknownDType> {
-        let lower = text.strip_prefix("torch.").unwrap_or(text).to_ascii_lowercase();
-        Ok(match lower.as_str() {
-            "bool" => Self::Bool,
-            "u8" | "uint8" => Self::U8,
-            "i8" | "int8" => Self::I8,
-            "i16" | "int16" | "short" => Self::I16,
-            "i32" | "int32" | "int" => Self::I32,
-            "i64" | "int64" | "long" => Self::I64,
-            "f16" | "float16" | "half" => Self::F16,
-            "bf16" | "bfloat16" => Self::Bf16,
-            "f32" | "float32" | "float" => Self::F32,
-            "f64" | "float64" | "double" => Self::F64,
-            "f8e4m3" | "f8_e4m3" | "float8_e4m3fn" => Self::F8E4M3,
-            "f8e5m2" | "f8_e5m2" | "float8_e5m2" => Self::F8E5M2,
-            _ => return Err(UnknownDType(text.chars().take(40).collect())),
+        let plain = plain(text);
+        if let Some((_, dtype)) = spellings().find(|(spelling, _)| *spelling == plain) {
+            return Ok(dtype);
+        }
+        let near = nearest(&plain, spellings().map(|(spelling, _)| spelling));
+        let nearest = spellings().find(|(spelling, _)| Some(*spelling) == near);
+        Err(UnknownDType {
+            found: text.chars().take(40).collect(),
+            nearest: nearest.map_or(Self::Bf16, |(_, dtype)| dtype),
         })
     }
 }
@@ -154,6 +196,27 @@ impl Cast {
             (DType::Bf16, DType::F32) => Some(Self::Bf16ToF32),
             (a, b) if a as u8 == b as u8 => Some(Self::None),
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DType, spellings};
+
+    #[test]
+    fn every_spelling_is_read_and_names_one_dtype() {
+        for (spelling, dtype) in spellings() {
+            for text in [spelling.to_owned(), spelling.to_uppercase(), format!("torch.{spelling}")] {
+                assert_eq!(text.parse(), Ok(dtype), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_dtype_is_near_one() {
+        for (text, want) in [("bfloat", DType::Bf16), ("fp16", DType::F16), ("f33", DType::F32)] {
+            assert_eq!(text.parse::<DType>().expect_err(text).nearest, want, "{text}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What `-f` gives: several files of several documents, of which WeightRefits and ConfigMaps are used.
 
 use crate::api::check;
+use crate::api::mistaken::Sort;
 use crate::api::problem::{FieldPath, Problem, Refusal};
 use crate::api::refit::{ConfigMapKey, KIND, Metadata, WeightRefit};
 use crate::api::strict;
@@ -109,7 +110,10 @@ impl Documents {
         whole: &impl Fn(Unreadable) -> Refusal,
     ) -> Result<(), Refusal> {
         let Some(kind) = node.text("kind") else {
-            let problem = Problem::Missing("kind".into());
+            let problem = match Sort::of(&node).filter(|sort| *sort != Sort::Resource) {
+                Some(found) => Problem::OtherSort { found, wanted: Sort::Resource },
+                None => Problem::Missing("kind".into()),
+            };
             return Err(whole(Unreadable { position: Some(node.position), problem }));
         };
         match kind {

@@ -1,5 +1,7 @@
 //! What can be wrong with a document, where, and what to do about it.
 
+use crate::api::mistaken::Sort;
+use crate::api::sample;
 use std::fmt;
 use weightrefit_core::code::Code;
 use weightrefit_core::layout::LayoutError;
@@ -44,6 +46,15 @@ impl FieldPath {
         let mut segments = self.0.clone();
         segments.push(Segment::Index(index));
         Self(segments)
+    }
+
+    /// The path with its indices left out: `spec.inference.pools.name`.
+    pub(crate) fn without_indices(&self) -> String {
+        let keys = self.0.iter().filter_map(|segment| match segment {
+            Segment::Key(key) => Some(key.as_str()),
+            Segment::Index(_) => None,
+        });
+        keys.collect::<Vec<_>>().join(".")
     }
 
     pub(crate) fn segments(&self) -> &[Segment] {
@@ -98,6 +109,14 @@ pub enum Problem {
     /// A key that must be there.
     #[error("required key `{0}` is missing")]
     Missing(String),
+    /// Another sort of document than belongs here.
+    #[error("this is {}, not {}", found.name(), wanted.name())]
+    OtherSort {
+        /// What it is.
+        found: Sort,
+        /// What belongs here.
+        wanted: Sort,
+    },
     /// A value of another kind than the field holds.
     #[error("expected {expected}, found {found}")]
     WrongType {
@@ -238,6 +257,16 @@ pub enum Problem {
     /// A layout that does not hold together, or does not fit the model.
     #[error(transparent)]
     Layout(Box<LayoutError>),
+    /// A preset whose cuts do not come out, and the sizes of that axis with which they do.
+    #[error("{error}")]
+    PresetSize {
+        /// Why.
+        error: Box<LayoutError>,
+        /// The axis.
+        axis: String,
+        /// Sizes with which the layout fits model and ranks.
+        sizes: Vec<u64>,
+    },
     /// A list of tensors that cannot be used.
     #[error(transparent)]
     Table(Box<TableError>),
@@ -252,9 +281,9 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// What a person can do about it.
+    /// What a person can do about it, where it is the problem of the field `at`.
     #[must_use]
-    pub fn hint(&self) -> String {
+    pub fn hint(&self, at: &FieldPath) -> String {
         match self {
             Self::Yaml(_) => "Correct the YAML at that place.".into(),
             Self::Ambiguous { scalar }
@@ -268,7 +297,8 @@ impl Problem {
             Self::UnknownKey { key, known } | Self::UnknownValue { value: key, known } => {
                 near_or_all(key, known)
             }
-            Self::Missing(key) => format!("Add `{key}` there."),
+            Self::Missing(key) => format!("Add it there, for example `{}`.", sample::line(at, key)),
+            Self::OtherSort { found, .. } => found.place().into(),
             Self::WrongType { expected, .. } => format!("Write {expected} there."),
             Self::OutOfBounds { least, most, .. } => format!("Choose a number from {least} to {most}."),
             Self::Length { .. } => "Correct the number of them.".into(),
@@ -276,7 +306,9 @@ impl Problem {
             Self::ForeignMember { kind, member } => {
                 format!("Remove `{member}`, or change `type: {kind}` to the type that has this member.")
             }
-            Self::MissingMember { member, .. } => format!("Add `{member}`, or choose another type."),
+            Self::MissingMember { member, .. } => {
+                format!("Add it, for example `{}`, or choose another type.", sample::line(at, member))
+            }
             Self::Duplicate(_) => "Give each its own name.".into(),
             Self::Indivisible { .. } => {
                 "A replica is a whole number of pods, or a pod a whole number of replicas.".into()
@@ -289,8 +321,14 @@ impl Problem {
             },
             Self::NoSuchKey { key, given, .. } => near_or_all(key, given),
             Self::OtherWorld { .. } => "Correct `world` of the layout, or the size of the side.".into(),
-            Self::Layout(error) => layout_hint(error).into(),
-            Self::Table(_) => "Correct the list of tensors: name, shape and dtype of each, once.".into(),
+            Self::Layout(error) => layout_hint(error),
+            Self::PresetSize { axis, sizes, .. } => {
+                format!(
+                    "Choose a size of `{axis}` that fits this model and these ranks: {}. Or give the layout inline.",
+                    any_of(sizes)
+                )
+            }
+            Self::Table(error) => error.hint(),
             Self::Undecodable { .. } => {
                 "Write the text under `data`, or base64 (of gzip, if you like) under `binaryData`.".into()
             }
@@ -302,7 +340,7 @@ impl Problem {
     pub fn code(&self) -> Option<Code> {
         match self {
             Self::OtherWorld { .. } => Some(Code::LayoutRejected),
-            Self::Layout(error) => Some(error.code()),
+            Self::Layout(error) | Self::PresetSize { error, .. } => Some(error.code()),
             Self::Table(error) => Some(error.code()),
             Self::Unsupported { .. } => Some(Code::Unsupported),
             _ => None,
@@ -323,13 +361,19 @@ impl From<TableError> for Problem {
 }
 
 /// The remedy where one is nearer at hand than that of the code.
-pub(crate) fn layout_hint(error: &LayoutError) -> &'static str {
-    match error {
+pub(crate) fn layout_hint(error: &LayoutError) -> String {
+    let sizes = error.fitting_sizes();
+    let sizes =
+        sizes.map(|(axis, sizes)| format!("Choose a size of `{axis}` that divides: {}. ", any_of(&sizes)));
+    let remedy = match error {
+        LayoutError::MissingKey { place, key } => {
+            return format!("Add it there, for example `{}`.", sample::layout_line(place, key));
+        }
         LayoutError::NoRule { .. } => {
             "Add a rule for the tensor, or put it under `ignore` where this side has no such tensor."
         }
         LayoutError::Uncut { .. } => {
-            "Give that cut `kind: chunk` or `kind: balanced` if the side cuts unevenly, or choose a size that divides."
+            "If the side cuts unevenly, give that cut `kind: chunk` or `kind: balanced` in a document of your own."
         }
         LayoutError::SlotHole { .. } => "Number the slots of a local tensor 0, 1, … without a hole.",
         LayoutError::SlotTwice { .. } => "Give each tensor of a local tensor its own slot.",
@@ -345,15 +389,28 @@ pub(crate) fn layout_hint(error: &LayoutError) -> &'static str {
         LayoutError::PresetNeedsModel { .. } => {
             "Choose model type HuggingFaceConfig, or give the layout inline."
         }
-        LayoutError::StagesUneven { .. }
-        | LayoutError::PresetLayers { .. }
-        | LayoutError::PresetTied { .. } => {
+        LayoutError::ExpertsUneven { .. } => "Or give `expert` the kind `chunk` or `balanced`.",
+        LayoutError::StagesUneven { .. } => {
+            "Or give the layout inline: a preset does not guess how this model is split."
+        }
+        LayoutError::PresetLayers { .. } | LayoutError::PresetTied { .. } => {
             "Give the layout inline: a preset does not guess how this model is split."
         }
         LayoutError::TensorGap { .. } => {
             "Correct the cuts of that tensor's rule, or the stages that hold it."
         }
         _ => error.code().remedy(),
+    };
+    sizes.unwrap_or_default() + remedy
+}
+
+/// `1, 2 or 4`.
+fn any_of(sizes: &[u64]) -> String {
+    let words: Vec<String> = sizes.iter().map(u64::to_string).collect();
+    match words.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => String::new(),
     }
 }
 
@@ -409,7 +466,8 @@ mod tests {
             ("wordSize", "Did you mean `worldSize`?"),
             ("flavour", "Known here: `worldSize`, `ranks`."),
         ] {
-            assert_eq!(Problem::UnknownKey { key: key.into(), known: known.to_vec() }.hint(), want);
+            let problem = Problem::UnknownKey { key: key.into(), known: known.to_vec() };
+            assert_eq!(problem.hint(&FieldPath::default()), want);
         }
     }
 

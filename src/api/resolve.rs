@@ -2,12 +2,16 @@
 //! ranks. Used offline (`plan`, `validate`), by `local`, and by a coordinator; agents never expand presets.
 
 use crate::api::documents::{Document, Documents};
+use crate::api::mistaken::Sort;
 use crate::api::problem::{FieldPath, Problem, Refusal};
 use crate::api::ranks::{self, Pod};
 use crate::api::refit::{
-    ConfigMapKey, KeySource, Layout as LayoutSource, Model, WeightRefit, WeightRefitSpec,
+    ConfigMapKey, KeySource, Layout as LayoutSource, Model, PresetRef, WeightRefit, WeightRefitSpec,
 };
+use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fmt;
+use weightrefit_core::id::Rank;
 use weightrefit_core::layout::{self, Layout, preset};
 use weightrefit_core::model::{self, ModelConfig, TensorTable};
 use weightrefit_core::plan::{Plan, PlanError, Planner, Sources};
@@ -15,7 +19,7 @@ use weightrefit_core::plan::{Plan, PlanError, Planner, Sources};
 /// What is not in the documents.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// The tensors, in place of `spec.model`.
+    /// The tensors, instead of those that `spec.model` names; presets still read its config.
     pub tensors: Option<TensorTable>,
     /// Replicas of each pool; default its `minReplicas`.
     pub replicas: Option<u32>,
@@ -40,6 +44,8 @@ pub struct ResolvedRefit {
     pub training: Side,
     /// The pools, in the order of the resource.
     pub pools: Vec<ResolvedPool>,
+    /// What was taken for granted, in sentences that name the field.
+    pub notes: Vec<String>,
 }
 
 /// One side, or one pool of it.
@@ -47,10 +53,44 @@ pub struct ResolvedRefit {
 pub struct Side {
     /// Where each element lies on each rank.
     pub layout: Layout,
+    /// Where that was written.
+    pub origin: Origin,
     /// Who hosts the ranks.
     pub pods: Vec<Pod>,
     /// The field that holds the layout, for messages.
     path: FieldPath,
+}
+
+/// Where a layout was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "type")]
+pub enum Origin {
+    /// A shipped document.
+    Preset {
+        /// Its name.
+        name: String,
+        /// Its revision.
+        revision: i32,
+    },
+    /// In the resource.
+    Inline,
+    /// In a ConfigMap.
+    ConfigMap {
+        /// Name of the ConfigMap.
+        name: String,
+        /// The key.
+        key: String,
+    },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Preset { name, revision } => write!(f, "{name} r{revision}"),
+            Self::Inline => f.write_str("inline"),
+            Self::ConfigMap { name, key } => write!(f, "ConfigMap {name}, {key}"),
+        }
+    }
 }
 
 /// One pool.
@@ -77,23 +117,26 @@ pub fn resolve(
     let WeightRefit { metadata, spec, .. } = &refit.value;
     let at = FieldPath::of("spec");
     let model = at.key("model");
-    let config = lookup.config(&model, &spec.model)?;
+    let config = lookup.config(&model, &spec.model);
     let tensors = match &options.tensors {
+        // Then only a preset needs the config.
         Some(tensors) => tensors.clone(),
-        None => lookup.tensors(&model, &spec.model, config.as_ref())?,
+        None => lookup.tensors(&model, &spec.model, config.clone()?.as_ref())?,
     };
-    let sides = Sides { lookup: &lookup, tensors: &tensors, config: config.as_ref() };
+    let mut notes = Vec::new();
+    notes.extend(config.iter().flatten().flat_map(|config| config.assumed.clone()));
+    let sides = Sides { lookup: &lookup, tensors: &tensors, config: &config };
     let path = at.key("training.layout");
     let world = Ranks { count: spec.training.world_size, field: "worldSize" };
-    let (path, layout) = sides.layout(&path, &spec.training.layout, world)?;
-    let training = Side { layout, pods: ranks::training_pods(&spec.training), path };
+    let layout = sides.layout(&path, &spec.training.layout, world, &mut notes)?;
+    let training = Side::new(layout, ranks::training_pods(&spec.training));
     let mut pools = Vec::new();
     for (index, pool) in spec.inference.pools.iter().enumerate() {
         let path = at.key("inference.pools").index(index).key("layout");
         let ranks = Ranks { count: pool.ranks_per_replica, field: "ranksPerReplica" };
-        let (path, layout) = sides.layout(&path, &pool.layout, ranks)?;
+        let layout = sides.layout(&path, &pool.layout, ranks, &mut notes)?;
         let replicas = options.replicas.unwrap_or(pool.min_replicas.unsigned_abs());
-        let side = Side { layout, pods: ranks::pool_pods(pool, replicas), path };
+        let side = Side::new(layout, ranks::pool_pods(pool, replicas));
         pools.push(ResolvedPool { name: pool.name.clone(), replicas, side });
     }
     Ok(ResolvedRefit {
@@ -105,6 +148,7 @@ pub fn resolve(
         tensors,
         training,
         pools,
+        notes,
     })
 }
 
@@ -161,6 +205,10 @@ impl ResolvedRefit {
 }
 
 impl Side {
+    fn new((path, origin, layout): (FieldPath, Origin, Layout), pods: Vec<Pod>) -> Self {
+        Self { layout, origin, pods, path }
+    }
+
     /// Checks the layout on all ranks.
     ///
     /// # Errors
@@ -214,7 +262,9 @@ impl Lookup<'_> {
         let Some(source) = &model.hugging_face_config else { return Ok(None) };
         let path = path.key("huggingFaceConfig");
         let text = self.text(&path, source)?;
-        ModelConfig::read(&text).map(Some).map_err(|error| self.refit.refuse(path, error.into()))
+        ModelConfig::read(&text).map(Some).map_err(|error| {
+            self.refit.refuse(path, Sort::ModelConfig.mistaken(&text).unwrap_or_else(|| error.into()))
+        })
     }
 
     fn tensors(
@@ -228,7 +278,11 @@ impl Lookup<'_> {
             (None, Some(source)) => {
                 let path = path.key("tensorTable");
                 let text = self.text(&path, source)?;
-                (path, model::read_list(&text))
+                let table = model::read_list(&text);
+                if let (Err(_), Some(problem)) = (&table, Sort::TensorList.mistaken(&text)) {
+                    return Err(self.refit.refuse(path, problem));
+                }
+                (path, table)
             }
             (None, None) => {
                 let hint = "Give the tensors with `--tensors FILE`, or choose type HuggingFaceConfig or TensorTable.";
@@ -244,32 +298,38 @@ impl Lookup<'_> {
 struct Sides<'a> {
     lookup: &'a Lookup<'a>,
     tensors: &'a TensorTable,
-    config: Option<&'a ModelConfig>,
+    config: &'a Result<Option<ModelConfig>, Refusal>,
 }
 
 impl Sides<'_> {
-    /// The layout, and the field that holds it.
+    /// The layout, where it was written, and the field that says so.
     fn layout(
         &self,
         path: &FieldPath,
         source: &LayoutSource,
         ranks: Ranks,
-    ) -> Result<(FieldPath, Layout), Refusal> {
+        notes: &mut Vec<String>,
+    ) -> Result<(FieldPath, Origin, Layout), Refusal> {
         let refuse = |path: FieldPath, problem: Problem| self.lookup.refit.refuse(path, problem);
-        let (path, document) = match (&source.preset, &source.inline, &source.config_map) {
-            (_, Some(inline), _) => (path.key("inline"), layout::Document::from_value(inline)),
+        let (path, origin, document) = match (&source.preset, &source.inline, &source.config_map) {
+            (_, Some(inline), _) => {
+                (path.key("inline"), Origin::Inline, layout::Document::from_value(inline))
+            }
             (_, _, Some(key)) => {
                 let path = path.key("configMap");
                 let text = self.lookup.key_text(&path, key)?;
-                (path, layout::Document::parse(&text))
+                let document = layout::Document::parse(&text);
+                if let (Err(_), Some(problem)) = (&document, Sort::Layout.mistaken(&text)) {
+                    return Err(refuse(path, problem));
+                }
+                (path, Origin::ConfigMap { name: key.name.clone(), key: key.key.clone() }, document)
             }
             (Some(preset), ..) => {
-                let sizes =
-                    preset.sizes.iter().map(|(axis, size)| (axis.clone(), u64::from(size.unsigned_abs())));
-                let (revision, world) =
-                    (preset.revision.unsigned_abs(), u64::from(ranks.count.unsigned_abs()));
-                let document = preset::resolve(&preset.name, revision, &sizes.collect(), world, self.config);
-                (path.key("preset"), document)
+                let path = path.key("preset");
+                let layout = self.preset(&path, preset, ranks)?;
+                notes.extend(without_sizes(&path, preset, &layout));
+                let origin = Origin::Preset { name: preset.name.clone(), revision: preset.revision };
+                return Ok((path, origin, layout));
             }
             (None, None, None) => {
                 let hint = "This version plans from documents: choose type Preset, Inline or ConfigMap.";
@@ -283,6 +343,51 @@ impl Sides<'_> {
             let Ranks { count, field } = ranks;
             return Err(refuse(path, Problem::OtherWorld { world: layout.world(), ranks: count, field }));
         }
-        Ok((path, layout))
+        Ok((path, origin, layout))
     }
+
+    /// A preset, whose world is that of its side.
+    fn preset(&self, path: &FieldPath, preset: &PresetRef, ranks: Ranks) -> Result<Layout, Refusal> {
+        let config = self.config.as_ref().map_err(Clone::clone)?.as_ref();
+        let world = u64::from(ranks.count.unsigned_abs());
+        let sizes = preset.sizes.iter().map(|(axis, size)| (axis.clone(), u64::from(size.unsigned_abs())));
+        let sizes: BTreeMap<_, _> = sizes.collect();
+        // The first rank shows already whether the cuts come out.
+        let bound = |sizes: &BTreeMap<String, u64>| {
+            let revision = preset.revision.unsigned_abs();
+            let document = preset::resolve(&preset.name, revision, sizes, world, config)?;
+            let layout = Layout::new(&document, self.tensors)?;
+            layout.rank_regions(Rank(0)).map(|_| layout)
+        };
+        bound(&sizes).map_err(|error| {
+            let fitting = error.fitting_sizes().and_then(|(axis, _)| {
+                let fits = |size: &u64| {
+                    let mut sizes = sizes.clone();
+                    sizes.insert(axis.to_owned(), *size);
+                    world.is_multiple_of(*size) && bound(&sizes).is_ok()
+                };
+                let fitting: Vec<u64> = (1..=world).filter(fits).collect();
+                (!fitting.is_empty()).then(|| (axis.to_owned(), fitting))
+            });
+            let problem = match fitting {
+                Some((axis, sizes)) => Problem::PresetSize { error: error.into(), axis, sizes },
+                None => error.into(),
+            };
+            self.lookup.refit.refuse(path.clone(), problem)
+        })
+    }
+}
+
+/// Whoever gives a preset no sizes may expect those of its example; they all are 1.
+fn without_sizes(path: &FieldPath, preset: &PresetRef, layout: &Layout) -> Option<String> {
+    if !preset.sizes.is_empty() || layout.world() == 1 {
+        return None;
+    }
+    let axes = layout.grids().flat_map(|(_, axes)| axes);
+    let larger = axes.filter(|(_, size)| *size > 1).map(|(axis, size)| format!("{axis} {size}"));
+    let larger: Vec<String> = larger.collect();
+    Some(format!(
+        "{path} has no `sizes`: every axis is 1, but for {} from the number of ranks",
+        larger.join(" and ")
+    ))
 }

@@ -1,9 +1,9 @@
-//! What the resource can say and this version cannot do yet. Asked before anything runs; planning needs none
-//! of it, because a plan does not depend on how it is carried out.
+//! What the resource can say and this version cannot do yet. Asked before anything else is done with it, so that
+//! nobody learns it from an agent.
 
 use crate::api::policy::{
-    CommitMode, InFlight, KvCache, OnExceeded, OnReplicaFailure, PublishMode, ServingType, StagingLocation,
-    StrategyType, Transport, Verification,
+    CommitMode, Encryption, InFlight, KvCache, OnExceeded, OnReplicaFailure, PublishMode, ServingType,
+    StagingLocation, StrategyType, Transport, Verification,
 };
 use crate::api::problem::{FieldPath, Problem};
 use crate::api::refit::WeightRefitSpec;
@@ -75,6 +75,11 @@ pub fn check(spec: &WeightRefitSpec) -> Result<(), (FieldPath, Problem)> {
                 Transport::NcclM2n => Some("NcclM2n"),
             },
             "Choose `transport: Auto` or `Tcp`.",
+        ),
+        (
+            "transfer.encryption",
+            matches!(spec.transfer.encryption, Encryption::Disabled).then_some("Disabled"),
+            "Agents send weights in TLS only: choose `encryption: Required`, or `TrustedFabric`.",
         ),
         (
             "transfer.verification",

@@ -1,7 +1,6 @@
 //! `weightrefit completion`.
 
-use crate::cli::{Cli, Failure, Printer};
-use clap::CommandFactory;
+use crate::cli::{self, Failure, Printer};
 
 /// Print the completion script of a shell
 #[derive(Debug, clap::Args)]
@@ -16,7 +15,7 @@ pub(crate) struct Completion {
 impl Completion {
     pub(crate) fn run(self, printer: &Printer) -> Result<(), Failure> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "weightrefit", &mut script);
+        clap_complete::generate(self.shell, &mut cli::command(), "weightrefit", &mut script);
         printer.data(String::from_utf8(script).map_err(Failure::failed)?.trim_end())
     }
 }

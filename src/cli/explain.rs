@@ -9,9 +9,15 @@ use weightrefit_core::code::{Code, Policy};
 pub(crate) struct Explain {
     /// The code, as in conditions, metrics and messages; without it all codes are listed
     code: Option<String>,
-    /// Format of stdout
+    /// Format of stdout; json is `weightrefit.explain/v1`
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
+}
+
+#[derive(Debug, serde::Serialize)]
+struct Explanations {
+    schema: &'static str,
+    codes: Vec<Explanation>,
 }
 
 #[derive(Debug, serde::Serialize)]
@@ -32,14 +38,12 @@ impl Explain {
                     "{code}\n\nWhat happened:  {what}\nBy itself:      {policy}\nWhat to do:     {remedy}"
                 ))
             }
-            (Some(code), Output::Json) => printer.json(&explanation(code), 1),
+            (Some(code), Output::Json) => printer.json(&explanations(&[code]), 2),
             (None, Output::Table) => {
                 let row = |code: &Code| format!("{code:<22}{}", code.sentence());
                 printer.data(&Code::ALL.iter().map(row).collect::<Vec<_>>().join("\n"))
             }
-            (None, Output::Json) => {
-                printer.json(&Code::ALL.iter().map(|&code| explanation(code)).collect::<Vec<_>>(), 1)
-            }
+            (None, Output::Json) => printer.json(&explanations(Code::ALL), 2),
         }
     }
 }
@@ -50,6 +54,11 @@ fn known(text: &str) -> Result<Code, Failure> {
         let hint = nearest(text, &names).map(|near| format!("Did you mean `{near}`?"));
         Failure::usage(error, hint.unwrap_or_else(|| "`weightrefit explain` lists all codes.".into()))
     })
+}
+
+fn explanations(codes: &[Code]) -> Explanations {
+    let codes = codes.iter().map(|&code| explanation(code)).collect();
+    Explanations { schema: "weightrefit.explain/v1", codes }
 }
 
 fn explanation(code: Code) -> Explanation {

@@ -65,7 +65,7 @@ impl Failure {
 
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
-        let (hint, code) = (refusal.problem.hint(), refusal.problem.code());
+        let (hint, code) = (refusal.problem.hint(&refusal.path), refusal.problem.code());
         Self { code, ..Self::refused(refusal, hint) }
     }
 }

@@ -5,14 +5,16 @@ use crate::api::problem::nearest;
 use crate::api::refit::WeightRefit;
 use crate::cli::{Failure, Printer};
 use crate::limits;
-use std::fs::File;
-use std::io::Read;
+use std::fs::{self, File, FileType};
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// `-f`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Files {
-    /// YAML that `kubectl apply` takes: the WeightRefit and the ConfigMaps it names; repeatable, `-` is stdin
+    /// YAML that `kubectl apply` takes: the WeightRefit and the ConfigMaps it names; repeatable. `-` is stdin, and
+    /// `<(command)` works; a named pipe is refused, as opening one waits for whoever writes to it
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 }
@@ -78,14 +80,19 @@ pub(crate) fn text(path: &Path) -> Result<String, Failure> {
     let name = path.display();
     let mut bytes = Vec::new();
     let limit = limits::INPUT_FILE_BYTES_MAX;
+    let unreadable = |error: io::Error| {
+        Failure::refused(format!("{name}: {error}"), "Correct the path, or the file's mode.")
+    };
     let read = if path.as_os_str() == "-" {
-        std::io::stdin().lock().take(limit + 1).read_to_end(&mut bytes)
+        io::stdin().lock().take(limit + 1).read_to_end(&mut bytes)
     } else {
+        let kind = fs::metadata(path).map_err(unreadable)?.file_type();
+        if !kind.is_file() && !is_open_already(path) {
+            return Err(no_file(path, kind));
+        }
         File::open(path).and_then(|file| file.take(limit + 1).read_to_end(&mut bytes))
     };
-    read.map_err(|error| {
-        Failure::refused(format!("{name}: {error}"), "Correct the path, or the file's mode.")
-    })?;
+    read.map_err(unreadable)?;
     if bytes.len() as u64 > limit {
         let hint = "Give the YAML or JSON document, not a weights file.";
         return Err(Failure::refused(format!("{name} has more than {limit} bytes"), hint));
@@ -94,7 +101,28 @@ pub(crate) fn text(path: &Path) -> Result<String, Failure> {
         let at = error.utf8_error().valid_up_to();
         Failure::refused(
             format!("{name}: byte {at} is not UTF-8 text"),
-            "Give the YAML or JSON document in UTF-8.",
+            "Give the YAML or JSON document in UTF-8; a weights file is given with `--tensors`.",
         )
     })
+}
+
+/// Whether the path names a descriptor of this process, as a shell's `<(command)` does. Its other end is there
+/// already, and reading ends when that closes.
+fn is_open_already(path: &Path) -> bool {
+    path == Path::new("/dev/stdin")
+        || ["/dev/fd", "/proc/self/fd"].iter().any(|folder| path.parent() == Some(Path::new(folder)))
+}
+
+/// Opening what is no regular file may wait for ever, or never end.
+fn no_file(path: &Path, kind: FileType) -> Failure {
+    let (what, hint) = if kind.is_dir() {
+        ("a directory", "Name its files one by one.")
+    } else if kind.is_fifo() {
+        ("a named pipe", "Give a command's output as `<(command)`, or through a pipe to `-`.")
+    } else if kind.is_socket() {
+        ("a socket", "Name the YAML or JSON document.")
+    } else {
+        ("a device", "Name the YAML or JSON document.")
+    };
+    Failure::refused(format!("{} is {what}, not a file", path.display()), hint)
 }

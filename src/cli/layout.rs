@@ -1,10 +1,11 @@
 //! `weightrefit layout`: what a layout yields, rank by rank, and which layouts are shipped.
 
-use crate::api::problem::layout_hint;
+use crate::api::mistaken::Sort;
+use crate::api::problem::{FieldPath, layout_hint};
 use crate::api::resolve::{Options, ResolvedPool, resolve};
 use crate::cli::input::{self, Which};
 use crate::cli::table::{Align, Table};
-use crate::cli::tensors;
+use crate::cli::tensors::TensorsFile;
 use crate::cli::{Failure, Output, Printer};
 use clap::{ArgGroup, Subcommand, ValueEnum};
 use serde::Serialize;
@@ -12,7 +13,7 @@ use serde::ser::{Error as _, SerializeMap, SerializeSeq, Serializer};
 use std::ops::Range;
 use std::path::PathBuf;
 use weightrefit_core::id::Rank;
-use weightrefit_core::layout::{self, Document, LayoutError, preset};
+use weightrefit_core::layout::{self, Document, LayoutError, RankLayout, preset};
 use weightrefit_core::model::TensorTable;
 use weightrefit_core::region::{LocalTensor, Piece, RankRegions, Run};
 
@@ -41,9 +42,15 @@ impl Layout {
 /// List the layouts that weightrefit ships
 #[derive(Debug, clap::Args)]
 struct Presets {
-    /// Format of stdout
+    /// Format of stdout; json is `weightrefit.presets/v1`
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
+}
+
+#[derive(Debug, Serialize)]
+struct PresetList {
+    schema: &'static str,
+    presets: Vec<PresetEntry>,
 }
 
 #[derive(Debug, Serialize)]
@@ -56,7 +63,10 @@ impl Presets {
     fn run(self, printer: &Printer) -> Result<(), Failure> {
         let entries = preset::names().map(|name| PresetEntry { name, revision: preset::REVISION });
         match self.output {
-            Output::Json => printer.json(&entries.collect::<Vec<_>>(), 1),
+            Output::Json => {
+                let presets = entries.collect();
+                printer.json(&PresetList { schema: "weightrefit.presets/v1", presets }, 2)
+            }
             Output::Table => {
                 let mut table = Table::new(&[("NAME", Align::Left), ("REVISION", Align::Right)]);
                 entries.for_each(|entry| table.row([entry.name.into(), entry.revision.to_string()]));
@@ -79,7 +89,8 @@ enum SideName {
 #[derive(Debug, clap::Args)]
 #[command(group(ArgGroup::new("input").required(true).args(["files", "document"])))]
 struct Pieces {
-    /// YAML that `kubectl apply` takes: the WeightRefit and the ConfigMaps it names; repeatable, `-` is stdin
+    /// YAML that `kubectl apply` takes: the WeightRefit and the ConfigMaps it names; repeatable. `-` is stdin, and
+    /// `<(command)` works; a named pipe is refused, as opening one waits for whoever writes to it
     #[arg(short, long = "filename", value_name = "FILE", requires = "side")]
     files: Vec<PathBuf>,
     #[command(flatten)]
@@ -93,10 +104,8 @@ struct Pieces {
     /// A `layout: v1` document, in place of a refit
     #[arg(long, value_name = "FILE", requires = "tensors")]
     document: Option<PathBuf>,
-    /// Tensors in place of `spec.model`: a safetensors file, a `model.safetensors.index.json` beside its shards,
-    /// or `{"tensors": [{"name", "shape", "dtype"}]}`
-    #[arg(long, value_name = "FILE")]
-    tensors: Option<PathBuf>,
+    #[command(flatten)]
+    tensors: TensorsFile,
     /// Show this rank only
     #[arg(long, value_name = "N")]
     rank: Option<u32>,
@@ -128,11 +137,15 @@ impl Pieces {
     }
 
     fn layout(&self, printer: &Printer) -> Result<layout::Layout, Failure> {
-        let tensors = self.tensors.as_deref().map(tensors::read).transpose()?;
+        let tensors = self.tensors.read()?;
         if let (Some(path), Some(tensors)) = (&self.document, &tensors) {
             let text = input::text(path)?;
             let bound = Document::parse(&text).and_then(|document| layout::Layout::new(&document, tensors));
             return bound.map_err(|source| {
+                if let Some(problem) = Sort::Layout.mistaken(&text) {
+                    let hint = problem.hint(&FieldPath::default());
+                    return Failure::refused(format!("{}: {problem}", path.display()), hint);
+                }
                 let (code, hint) = (source.code(), layout_hint(&source));
                 Failure::refused(InDocument { file: path.display().to_string(), source }, hint).coded(code)
             });
@@ -140,6 +153,7 @@ impl Pieces {
         let documents = input::documents(&self.files, printer)?;
         let refit = self.which.of(&documents)?;
         let resolved = resolve(&documents, refit, &Options { tensors, replicas: None })?;
+        resolved.notes.iter().for_each(|note| printer.note(note));
         match self.side {
             Some(SideName::Inference) => self.pool_of(resolved.pools),
             _ => Ok(resolved.training.layout),
@@ -185,22 +199,46 @@ impl Shown<'_> {
             ("AT", Align::Left),
         ]);
         for rank in self.ranks.clone() {
-            let regions = self.layout.rank_regions(Rank(rank)).map_err(Failure::failed)?;
-            for piece in &regions.pieces {
-                let local = &regions.locals[piece.local.0 as usize];
-                let hf = &self.layout.table()[piece.tensor].name;
-                table.row([
-                    rank.to_string(),
-                    local.name.clone(),
-                    format!("{:?}", local.shape),
-                    local.dtype.to_string(),
-                    format!("{hf}{}", ranges(piece, |run| run.hf)),
-                    format!("{}{}", lead(piece), ranges(piece, |run| run.local)),
-                ]);
+            let held = self.layout.rank(Rank(rank)).map_err(Failure::failed)?;
+            let pieces = by_local(&held.regions);
+            for (index, local) in held.regions.locals.iter().enumerate() {
+                let mut row = |holds: String, at: String| {
+                    let shape = format!("{:?}", local.shape);
+                    table.row([
+                        rank.to_string(),
+                        local.name.clone(),
+                        shape,
+                        local.dtype.to_string(),
+                        holds,
+                        at,
+                    ]);
+                };
+                let first = pieces.partition_point(|piece| (piece.local.0 as usize) < index);
+                for piece in pieces[first..].iter().take_while(|piece| piece.local.0 as usize == index) {
+                    let hf = &self.layout.table()[piece.tensor].name;
+                    let at = format!("{}{}", lead(piece), ranges(piece, |run| run.local));
+                    row(format!("{hf}{}", ranges(piece, |run| run.hf)), at);
+                }
+                if local.shape.contains(&0) {
+                    row("nothing".into(), String::new());
+                } else if held.pads[index] > 0 {
+                    let plural = if held.pads[index] == 1 { "" } else { "s" };
+                    row("padding".into(), format!("{} element{plural}", held.pads[index]));
+                }
             }
         }
         Ok(table.shown())
     }
+}
+
+/// In order of the local tensors, and inside each as its elements lie.
+fn by_local(regions: &RankRegions) -> Vec<&Piece> {
+    let mut pieces: Vec<&Piece> = regions.pieces.iter().collect();
+    let start = |runs: &Vec<Run>| runs.first().map(|run| run.local);
+    pieces.sort_by_cached_key(|piece| {
+        (piece.local, piece.lead, piece.dims.iter().map(start).collect::<Vec<_>>())
+    });
+    pieces
 }
 
 fn lead(piece: &Piece) -> String {
@@ -232,8 +270,8 @@ impl Serialize for Ranks<'_> {
         let mut seq = serializer.serialize_seq(None)?;
         for rank in self.0.ranks.clone() {
             // All ranks were checked before the first byte was written.
-            let regions = self.0.layout.rank_regions(Rank(rank)).map_err(S::Error::custom)?;
-            seq.serialize_element(&RankEntry::of(rank, &regions, self.0.layout.table()))?;
+            let held = self.0.layout.rank(Rank(rank)).map_err(S::Error::custom)?;
+            seq.serialize_element(&RankEntry::of(rank, &held, self.0.layout.table()))?;
         }
         seq.end()
     }
@@ -251,6 +289,8 @@ struct LocalEntry<'a> {
     name: &'a str,
     shape: &'a [u64],
     dtype: &'static str,
+    /// Elements that no piece fills.
+    pads: u64,
 }
 
 /// Runs are `[local start, HF start, length]`, one list per HF dim.
@@ -264,11 +304,13 @@ struct PieceEntry<'a> {
 }
 
 impl<'a> RankEntry<'a> {
-    fn of(rank: u32, regions: &'a RankRegions, table: &'a TensorTable) -> Self {
-        let local = |local: &'a LocalTensor| LocalEntry {
+    fn of(rank: u32, held: &'a RankLayout, table: &'a TensorTable) -> Self {
+        let RankLayout { regions, pads, .. } = held;
+        let local = |(local, pads): (&'a LocalTensor, &u64)| LocalEntry {
             name: &local.name,
             shape: &local.shape,
             dtype: local.dtype.name(),
+            pads: *pads,
         };
         let piece = |piece: &'a Piece| PieceEntry {
             tensor: &table[piece.tensor].name,
@@ -282,8 +324,8 @@ impl<'a> RankEntry<'a> {
         };
         Self {
             rank,
-            tensors: regions.locals.iter().map(local).collect(),
-            pieces: regions.pieces.iter().map(piece).collect(),
+            tensors: regions.locals.iter().zip(pads).map(local).collect(),
+            pieces: by_local(regions).into_iter().map(piece).collect(),
         }
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Local {
     /// `weightrefit.dev/local-weights` names]
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
-    /// Format of stdout
+    /// Format of stdout; json is `weightrefit.local/v1`
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     /// Signal to a process at a moment of a step
@@ -48,6 +48,7 @@ impl Local {
         supported::check(&refit.value.spec).map_err(|(path, problem)| refit.refuse(path, problem))?;
         let resolved = resolve(&documents, refit, &Options { tensors: None, replicas })?;
         let options = local::Options { rounds, weights, faults: fault, broken };
+        resolved.notes.iter().for_each(|note| printer.note(note));
         log();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(Failure::failed)?;
@@ -95,12 +96,26 @@ fn shown(report: &LocalReport) -> String {
         ("SAVED", Align::Right),
     ]);
     report.rounds.iter().for_each(|round| rounds.row(row(round, &report.plan.bytes)));
-    format!("{}\n\n{}", rounds.shown(), verdict(report))
+    let left_out: String = report.rounds.iter().flat_map(left_out).collect();
+    format!("{}\n\n{left_out}{}", rounds.shown(), verdict(report))
+}
+
+/// A line for each replica that a committed step went without; an aborted one has gone without all.
+fn left_out(round: &RoundLine) -> Vec<String> {
+    if round.outcome != RoundOutcome::Committed {
+        return Vec::new();
+    }
+    let step = round.version.step;
+    let mut lines: Vec<String> =
+        round.left_out.iter().map(|replica| format!("step {step} left out {replica}\n")).collect();
+    lines.last_mut().into_iter().for_each(|line| line.push('\n'));
+    lines
 }
 
 fn row(round: &RoundLine, plan: &PlanBytes) -> [String; 12] {
     let outcome = match (round.outcome, round.reason) {
-        (RoundOutcome::Committed, _) => "Committed".to_owned(),
+        (RoundOutcome::Committed, _) if round.left_out.is_empty() => "Committed".to_owned(),
+        (RoundOutcome::Committed, _) => format!("Committed, {} left out", round.left_out.len()),
         (RoundOutcome::Aborted, Some(reason)) => format!("Aborted: {reason}"),
         (RoundOutcome::Aborted, None) => "Aborted".to_owned(),
     };

@@ -1,13 +1,14 @@
 //! `weightrefit plan`.
 
-use crate::api::resolve::{Options, ResolvedRefit, resolve};
+use crate::api::resolve::{Options, ResolvedRefit, Side, resolve};
+use crate::api::supported;
 use crate::cli::input::{Files, Which};
 use crate::cli::table::{Align, Table, bytes, grouped};
-use crate::cli::tensors;
+use crate::cli::tensors::TensorsFile;
 use crate::cli::{Failure, Output, Printer};
 use crate::limits;
+use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use weightrefit_core::plan::document::Document;
 use weightrefit_core::plan::moves::Endpoint;
 use weightrefit_core::plan::{PlanBytes, Summary};
@@ -22,10 +23,8 @@ pub(crate) struct Plan {
     /// Replicas of each pool [default: its minReplicas]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::REPLICAS_MAX)))]
     replicas: Option<u32>,
-    /// Tensors in place of `spec.model`: a safetensors file, a `model.safetensors.index.json` beside its shards,
-    /// or `{"tensors": [{"name", "shape", "dtype"}]}`
-    #[arg(long, value_name = "FILE")]
-    tensors: Option<PathBuf>,
+    #[command(flatten)]
+    tensors: TensorsFile,
     /// Format of stdout; json is `weightrefit.plan/v1`
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
@@ -41,15 +40,51 @@ impl Plan {
         }
         let documents = self.files.documents(printer)?;
         let refit = self.which.of(&documents)?;
-        let tensors = self.tensors.as_deref().map(tensors::read).transpose()?;
+        supported::check(&refit.value.spec).map_err(|(path, problem)| refit.refuse(path, problem))?;
+        let tensors = self.tensors.read()?;
         let resolved = resolve(&documents, refit, &Options { tensors, replicas: self.replicas })?;
+        resolved.notes.iter().for_each(|note| printer.note(note));
         let plan = resolved.plan().map_err(|error| Failure::no_plan(refit, error))?;
         let summary = plan.summarize();
         match self.output {
-            Output::Json => printer.json(&Document::new(&plan, &summary, self.boxes), 2),
+            Output::Json => {
+                let pools = resolved.pools.iter().map(|pool| layout(&pool.side));
+                let document = Document::new(&plan, &summary, self.boxes);
+                printer.json(&document.with_layouts(layout(&resolved.training), pools), 2)
+            }
             Output::Table => printer.data(&shown(&resolved, &summary)),
         }
     }
+}
+
+/// Where a layout was written, and the sizes of its axes.
+fn layout(side: &Side) -> Value {
+    let sizes = |axes: &[(String, u64)]| -> Value {
+        axes.iter().map(|(axis, size)| (axis.clone(), Value::from(*size))).collect()
+    };
+    let grids: Value = side.layout.grids().map(|(grid, axes)| (grid.to_owned(), sizes(axes))).collect();
+    let mut layout = serde_json::to_value(&side.origin).expect("an origin is text and numbers");
+    layout["grids"] = grids;
+    layout
+}
+
+/// `tp 2 x dp 4`, each grid by its name where there are several.
+fn axes(side: &Side) -> String {
+    let named = side.layout.grids().len() > 1;
+    let grid = |(name, axes): (&str, &[(String, u64)])| {
+        let sizes: Vec<String> = axes.iter().map(|(axis, size)| format!("{axis} {size}")).collect();
+        let name = if named { format!("{name}: ") } else { String::new() };
+        format!("{name}{}", sizes.join(" x "))
+    };
+    side.layout.grids().map(grid).collect::<Vec<_>>().join("; ")
+}
+
+fn layouts(resolved: &ResolvedRefit) -> String {
+    let mut table = Table::new(&[("SIDE", Align::Left), ("LAYOUT", Align::Left), ("AXES", Align::Left)]);
+    let mut row = |name: String, side: &Side| table.row([name, side.origin.to_string(), axes(side)]);
+    row("training".into(), &resolved.training);
+    resolved.pools.iter().for_each(|pool| row(format!("pool {}", pool.name), &pool.side));
+    table.shown()
 }
 
 fn shown(resolved: &ResolvedRefit, summary: &Summary) -> String {
@@ -77,7 +112,7 @@ fn shown(resolved: &ResolvedRefit, summary: &Summary) -> String {
         let total = received().map(|(_, bytes)| bytes).sum();
         sides.row(row(format!("pool {}", pool.name), ranks, 0, total, busiest(received())));
     }
-    format!("{}\n\n{}", sides.shown(), figures(summary))
+    format!("{}\n\n{}\n\n{}", layouts(resolved), sides.shown(), figures(summary))
 }
 
 fn figures(summary: &Summary) -> String {

@@ -44,11 +44,16 @@ impl Printer {
     /// The error, its causes and the remedy, to stderr; returns the exit code.
     pub(crate) fn failure(&self, failure: &Failure) -> Exit {
         let code = failure.code.map(|code| format!("{code}: ")).unwrap_or_default();
-        let mut text = format!("error: {code}{}\n", failure.error);
+        let mut said = failure.error.to_string();
+        let mut text = format!("error: {code}{said}\n");
         let mut cause = failure.error.source();
         while let Some(error) = cause {
-            text.push_str(&format!("  caused by: {error}\n"));
-            cause = error.source();
+            let words = error.to_string();
+            // Some errors end with the words of their cause.
+            if !said.ends_with(&words) {
+                text.push_str(&format!("  caused by: {words}\n"));
+            }
+            (said, cause) = (words, error.source());
         }
         if let Some(hint) = &failure.hint {
             text.push_str(&format!("\nhint: {hint}\n"));
@@ -59,9 +64,12 @@ impl Printer {
 
     /// What the argument parser has to say: help and version are data, the rest is wrong usage.
     pub(crate) fn usage(&self, error: &clap::Error) -> Exit {
-        // clap picks the stream itself: stdout for help and version. Nothing is left to do when that is closed.
-        let _ = error.print();
-        if error.use_stderr() { Exit::Usage } else { Exit::Done }
+        // clap picks the stream itself: stdout for help and version.
+        let printed = error.print().and_then(|()| io::stdout().flush());
+        if error.use_stderr() {
+            return Exit::Usage;
+        }
+        finish(printed).map_or_else(|failure| self.failure(&failure), |()| Exit::Done)
     }
 
     /// Nothing can be done when stderr cannot be written: the exit code still tells.

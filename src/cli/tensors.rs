@@ -1,21 +1,46 @@
 //! The tensors that `--tensors` gives: a safetensors file, an index beside its shards, or a plain list. Of
 //! weights only the headers are read.
 
+use crate::api::mistaken::Sort;
+use crate::api::problem::FieldPath;
 use crate::cli::{Failure, input};
 use crate::safetensors::{self, HeaderError};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use weightrefit_core::model::{self, Header, Index, LENGTH_BYTES, TableError, TensorTable};
 
+/// `--tensors`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TensorsFile {
+    /// Take the tensors from this file, whatever `spec.model` says: a safetensors file, a
+    /// `model.safetensors.index.json` beside its shards, or `{"tensors": [{"name", "shape", "dtype"}]}`. `spec.model`
+    /// stays required (`{type: Registered}` will do), and presets go on reading its config.json
+    #[arg(long, value_name = "FILE")]
+    tensors: Option<PathBuf>,
+}
+
+impl TensorsFile {
+    /// The tensor table, where the file is given.
+    pub(crate) fn read(&self) -> Result<Option<TensorTable>, Failure> {
+        self.tensors.as_deref().map(read).transpose()
+    }
+}
+
 /// The tensor table of the file `path`.
-pub(crate) fn read(path: &Path) -> Result<TensorTable, Failure> {
+fn read(path: &Path) -> Result<TensorTable, Failure> {
     if !is_json(path)? {
         return Ok(header(path)?.table);
     }
     let text = input::text(path)?;
     let refuse = |error| refused(path, error);
     if !is_index(&text) {
-        return model::read_list(&text).map_err(refuse);
+        return model::read_list(&text).map_err(|error| match Sort::TensorList.mistaken(&text) {
+            Some(problem) => {
+                let hint = problem.hint(&FieldPath::default());
+                Failure::refused(format!("{}: {problem}", path.display()), hint)
+            }
+            None => refuse(error),
+        });
     }
     let index = Index::read(&text).map_err(refuse)?;
     let shards: Vec<_> = index.shards().iter().map(|shard| path.with_file_name(shard)).collect();
@@ -61,7 +86,6 @@ fn unreadable(path: &Path, error: HeaderError) -> Failure {
 }
 
 fn refused(path: &Path, error: TableError) -> Failure {
-    let hint = "Fetch the file again, or correct it at the place that the message names.";
-    let code = error.code();
+    let (hint, code) = (error.hint(), error.code());
     Failure::refused(format!("{}: {error}", path.display()), hint).coded(code)
 }

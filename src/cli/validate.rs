@@ -6,39 +6,36 @@ use crate::api::refit::WeightRefit;
 use crate::api::resolve::{Options, resolve};
 use crate::api::supported;
 use crate::cli::input::Files;
-use crate::cli::{Failure, Printer, tensors};
-use std::path::PathBuf;
+use crate::cli::tensors::TensorsFile;
+use crate::cli::{Failure, Printer};
 use weightrefit_core::model::TensorTable;
 
 /// Check the documents that `kubectl apply` would take, without a cluster
 ///
-/// Fields are always checked. Layouts, and whether the two sides fit each other, are checked as far as the files
+/// Fields are always checked, also against what this version can carry out. Layouts, and whether the two sides fit each other, are checked as far as the files
 /// hold what that takes; stderr says what was left out.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Validate {
     #[command(flatten)]
     files: Files,
-    /// Tensors in place of `spec.model`: a safetensors file, a `model.safetensors.index.json` beside its shards,
-    /// or `{"tensors": [{"name", "shape", "dtype"}]}`
-    #[arg(long, value_name = "FILE")]
-    tensors: Option<PathBuf>,
+    #[command(flatten)]
+    tensors: TensorsFile,
 }
 
 impl Validate {
     pub(crate) fn run(self, printer: &Printer) -> Result<(), Failure> {
         let documents = self.files.documents(printer)?;
-        let tensors = self.tensors.as_deref().map(tensors::read).transpose()?;
+        let tensors = self.tensors.read()?;
         for refit in &documents.refits {
-            let checked = match validate(&documents, refit, tensors.clone())? {
+            let unsupported = |(path, problem)| refit.refuse(path, problem);
+            supported::check(&refit.value.spec).map_err(unsupported)?;
+            let checked = match validate(&documents, refit, tensors.clone(), printer)? {
                 Ok(()) => "fields, layouts and plan",
                 Err(left_out) => {
                     printer.note(&format!("layouts and plan were not checked: {left_out}"));
                     "fields"
                 }
             };
-            if let Err((path, problem)) = supported::check(&refit.value.spec) {
-                printer.note(&format!("it cannot be carried out: {}", refit.refuse(path, problem)));
-            }
             let WeightRefit { metadata, .. } = &refit.value;
             printer
                 .data(&format!("WeightRefit {}/{} is valid: {checked}", metadata.namespace, metadata.name))?;
@@ -52,6 +49,7 @@ fn validate(
     documents: &Documents,
     refit: &Document<WeightRefit>,
     tensors: Option<TensorTable>,
+    printer: &Printer,
 ) -> Result<Result<(), Refusal>, Failure> {
     let resolved = match resolve(documents, refit, &Options { tensors, replicas: None }) {
         Ok(resolved) => resolved,
@@ -61,6 +59,7 @@ fn validate(
             _ => return Err(refusal.into()),
         },
     };
+    resolved.notes.iter().for_each(|note| printer.note(note));
     let no_plan = |error| Failure::no_plan(refit, error);
     resolved.training.check().map_err(no_plan)?;
     resolved.pools.iter().try_for_each(|pool| pool.side.check()).map_err(no_plan)?;

@@ -9,7 +9,7 @@ use weightrefit_proto::socket::PROTOCOL;
 /// Print the versions of the program and of its interfaces
 #[derive(Debug, clap::Args)]
 pub(crate) struct Version {
-    /// Format of stdout
+    /// Format of stdout; json is `weightrefit.version/v1`
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
 }
@@ -30,8 +30,12 @@ impl Version {
                 printer.data(&rows.join("\n"))
             }
             Output::Json => {
-                let object: serde_json::Map<_, _> =
-                    rows.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+                let schema = ("schema", "weightrefit.version/v1".to_owned());
+                let object: serde_json::Map<_, _> = [schema]
+                    .into_iter()
+                    .chain(rows)
+                    .map(|(name, value)| (name.to_owned(), value.into()))
+                    .collect();
                 printer.json(&object, 1)
             }
         }

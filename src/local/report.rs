@@ -1,13 +1,21 @@
 //! What a run has to show: the plan's bytes, each round, and the engines' verdict.
 
 use serde::Serialize;
+use std::fmt;
 use weightrefit_core::code::Code;
 use weightrefit_core::plan::PlanBytes;
-use weightrefit_proto::report::{PhaseMilliseconds, RoundBytes, RoundOutcome, RoundReport, VersionReport};
+use weightrefit_proto::report::{
+    PhaseMilliseconds, ReplicaOutcome, RoundBytes, RoundOutcome, RoundReport, VersionReport,
+};
+
+/// Value of the key `schema`.
+pub(super) const SCHEMA: &str = "weightrefit.local/v1";
 
 /// The whole run, as `-o json` prints it.
 #[derive(Debug, Clone, Serialize)]
 pub struct LocalReport {
+    /// Always `weightrefit.local/v1`.
+    pub schema: &'static str,
     /// The plan's figures.
     pub plan: PlanPart,
     /// In the order of the steps.
@@ -39,6 +47,41 @@ pub struct RoundLine {
     pub phase_milliseconds: PhaseMilliseconds,
     /// What moved.
     pub bytes: RoundBytes,
+    /// Replicas of the run that do not serve the version after it.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A replica that a round went without.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub replica: String,
+    /// How its part ended; `None` where it had none, as it was not ready when the round began.
+    pub outcome: Option<ReplicaOutcome>,
+    /// Why.
+    pub reason: Option<Code>,
+    /// The member to blame, as its seat.
+    pub member: Option<String>,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pool, replica, outcome, reason, member } = self;
+        write!(f, "{pool}/{replica}: ")?;
+        let how = match outcome {
+            None => "it was not ready when the round began",
+            Some(ReplicaOutcome::Committed) => "it committed and does not serve",
+            Some(ReplicaOutcome::NotCommitted) => "it serves what it served",
+            Some(ReplicaOutcome::Held) => "it is paused until recovery",
+            Some(ReplicaOutcome::Aborted) => "it fell out before the commit",
+            Some(ReplicaOutcome::Unknown) => "nothing was heard of its commit",
+        };
+        f.write_str(how)?;
+        reason.map_or(Ok(()), |reason| write!(f, ", {reason}"))?;
+        member.as_ref().map_or(Ok(()), |member| write!(f, " of {member}"))
+    }
 }
 
 /// What the engines found when they compared their live tensors with the weights file.
@@ -66,7 +109,15 @@ pub struct Verdict {
 }
 
 impl RoundLine {
-    pub(super) fn of(report: &RoundReport) -> Self {
+    /// `replicas` are the pool and the name of each replica of the run.
+    pub(super) fn of(report: &RoundReport, replicas: impl IntoIterator<Item = (String, String)>) -> Self {
+        let left_out = replicas.into_iter().filter_map(|(pool, replica)| {
+            let part = report.replicas.iter().find(|part| part.pool == pool && part.replica == replica);
+            let outcome = part.map(|part| part.outcome);
+            let (reason, member) = part.map_or((None, None), |part| (part.reason, part.member.clone()));
+            let whole = outcome == Some(ReplicaOutcome::Committed) && reason.is_none();
+            (!whole).then_some(LeftOut { pool, replica, outcome, reason, member })
+        });
         Self {
             id: report.id,
             version: report.version,
@@ -74,6 +125,7 @@ impl RoundLine {
             reason: report.reason,
             phase_milliseconds: report.phase_milliseconds,
             bytes: report.bytes,
+            left_out: left_out.collect(),
         }
     }
 
@@ -86,6 +138,7 @@ impl RoundLine {
             reason: Some(reason),
             phase_milliseconds: PhaseMilliseconds::default(),
             bytes: RoundBytes::default(),
+            left_out: Vec::new(),
         }
     }
 
@@ -108,6 +161,9 @@ impl LocalReport {
             if round.outcome != RoundOutcome::Committed {
                 let reason = round.reason.map_or_else(String::new, |reason| format!(": {reason}"));
                 complaints.push(format!("step {step} was not committed{reason}"));
+            } else if !round.left_out.is_empty() {
+                complaints
+                    .extend(round.left_out.iter().map(|replica| format!("step {step} left out {replica}")));
             } else if bytes.received != minimum {
                 let received = bytes.received;
                 complaints.push(format!("step {step} received {received} bytes, the minimum is {minimum}"));
@@ -136,5 +192,36 @@ impl LocalReport {
             complaints.push(format!("{unchecked_elements} elements that were committed were never compared"));
         }
         complaints
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_replica_that_a_round_went_without_is_named_with_its_reason() {
+        let text = r#"{"id": 3, "epoch": 2, "version": {"run": 0, "step": 5}, "outcome": "Committed", "reason": null,
+            "member": null, "phaseMilliseconds": {}, "bytes": {"sent": 8, "received": 8, "skipped": 0}, "replicas": [
+            {"pool": "p", "replica": "a", "outcome": "Committed", "reason": null, "member": null},
+            {"pool": "p", "replica": "b", "outcome": "Aborted", "reason": "PeerLost", "member": "inference/p/b/1"},
+            {"pool": "p", "replica": "c", "outcome": "Committed", "reason": "ResumeTimeout", "member": null}]}"#;
+        let report: RoundReport = serde_json::from_str(text).expect(text);
+        let replicas = ["a", "b", "c", "d"].map(|replica| ("p".to_owned(), replica.to_owned()));
+        let round = RoundLine::of(&report, replicas);
+        let want = [
+            "p/b: it fell out before the commit, PeerLost of inference/p/b/1",
+            "p/c: it committed and does not serve, ResumeTimeout",
+            "p/d: it was not ready when the round began",
+        ];
+        assert_eq!(round.left_out.iter().map(ToString::to_string).collect::<Vec<_>>(), want);
+        let bytes = PlanBytes { minimum: 8, ..PlanBytes::default() };
+        let report = LocalReport {
+            schema: SCHEMA,
+            plan: PlanPart { bytes },
+            rounds: vec![round],
+            verdict: Verdict::default(),
+        };
+        assert_eq!(report.complaints(), want.map(|line| format!("step 5 left out {line}")));
     }
 }

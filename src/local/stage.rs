@@ -7,7 +7,7 @@ use super::fault::{Action, Fault, Moment};
 use super::launch::Launch;
 use super::process::{Happening, Processes, ending};
 use super::progress::Progress;
-use super::report::{LocalReport, PlanPart, RoundLine};
+use super::report::{LocalReport, PlanPart, RoundLine, SCHEMA};
 use super::run::LocalError;
 use super::world::{Key, World};
 use crate::api::policy::Timeouts;
@@ -140,7 +140,7 @@ impl Stage {
             .await?;
         self.end().await?;
         let verdict = self.checks.verdict();
-        Ok(LocalReport { plan: PlanPart { bytes: self.plan }, rounds: lines, verdict })
+        Ok(LocalReport { schema: SCHEMA, plan: PlanPart { bytes: self.plan }, rounds: lines, verdict })
     }
 
     /// One step, from the trainer's publish to the driver's answer.
@@ -342,7 +342,7 @@ impl Stage {
             Answer::Asked { step } if step == self.step => self.asked += 1,
             Answer::Ended { step, report } if step == self.step => {
                 self.checks.committed(&report);
-                self.answer = Some(RoundLine::of(&report));
+                self.answer = Some(RoundLine::of(&report, self.world.replicas()));
             }
             Answer::Refused { step, code, message } if step == self.step => {
                 tracing::warn!(step, %code, message, "no report");

@@ -81,6 +81,14 @@ impl World {
         self.agents.iter().flat_map(|agent| &agent.seats)
     }
 
+    /// Pool and name of each replica, in the agents' order.
+    pub(super) fn replicas(&self) -> impl Iterator<Item = (String, String)> {
+        self.seats().filter_map(|seat| match seat {
+            Seat::Inference { pool, replica, rank: Rank(0) } => Some((pool.clone(), replica.clone())),
+            Seat::Inference { .. } | Seat::Training { .. } => None,
+        })
+    }
+
     /// Every process, agents first.
     pub(super) fn keys(&self) -> Vec<Key> {
         let agents = (0..self.agents.len()).map(Key::Agent);

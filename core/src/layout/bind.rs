@@ -77,6 +77,11 @@ impl Layout {
         (0..self.world()).map(Rank)
     }
 
+    /// Each grid with its axes and their sizes, the fastest first.
+    pub fn grids(&self) -> impl ExactSizeIterator<Item = (&str, &[(String, u64)])> {
+        self.side.grids.grids.iter().map(|grid| (grid.name.as_str(), grid.axes.as_slice()))
+    }
+
     /// The table that the layout is bound to.
     #[must_use]
     pub fn table(&self) -> &TensorTable {

@@ -2,7 +2,7 @@
 
 use super::error::LayoutError;
 use super::read::{Fields, Node};
-use crate::dtype::DType;
+use crate::dtype::{DType, UnknownDType};
 use crate::limits::{DOCUMENT_BYTES_MAX, RULES_MAX};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -278,11 +278,9 @@ fn name_lists(node: &Node<'_>) -> Result<Named<Vec<String>>, LayoutError> {
 
 fn dtype(node: Node<'_>) -> Result<DType, LayoutError> {
     let text = node.text()?;
-    text.parse().map_err(|_| LayoutError::UnknownWord {
+    text.parse().map_err(|unknown: UnknownDType| LayoutError::UnknownWord {
         place: node.place().to_owned(),
-        nearest: crate::nearest::nearest(&text, DType::ALL.iter().map(|d| d.name()))
-            .unwrap_or_default()
-            .to_owned(),
+        nearest: unknown.nearest.name().to_owned(),
         word: text.chars().take(80).collect(),
     })
 }

@@ -1,7 +1,7 @@
 //! Why a layout is refused. Places in the document are paths from its root, as `rules[6].cut[0].by`.
 
 use super::expression::ExpressionError;
-use super::spans::CutError;
+use super::spans::{CutError, sizes_near};
 use crate::code::Code;
 use crate::dtype::DType;
 use crate::id::Rank;
@@ -141,8 +141,8 @@ pub enum LayoutError {
     // One rank.
     #[error("rank {rank} is outside the world of {world}")]
     RankOutside { rank: Rank, world: u32 },
-    #[error("{rule} cannot cut dim {dim} of tensor `{tensor}` on rank {rank}: {reason}")]
-    Uncut { rule: RuleId, tensor: String, rank: Rank, dim: usize, reason: CutError },
+    #[error("{rule} cannot cut dim {dim} of tensor `{tensor}` by `{axis}` on rank {rank}: {reason}")]
+    Uncut { rule: RuleId, tensor: String, rank: Rank, dim: usize, axis: String, reason: CutError },
     #[error("local tensor `{local}` of shape {shape:?} on rank {rank} has more bytes than 63 bits count")]
     LocalSize { local: String, rank: Rank, shape: Vec<u64> },
     #[error("a rank has more local tensors than 32 bits count")]
@@ -223,20 +223,16 @@ impl LayoutError {
         }
     }
 
-    /// What a person can do about it, where that is more than to correct the place named.
+    /// The axis whose size does not divide what it cuts, and sizes near it that do; `None` where no size helps.
     #[must_use]
-    pub const fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::StagesUneven { .. } | Self::PresetLayers { .. } | Self::PresetTied { .. } => Some(
-                "Give the layout as type Inline: take the preset's document and write the part that differs.",
-            ),
-            Self::PresetNeedsModel { .. } => {
-                Some("Give the model as type HuggingFaceConfig, or the layout as type Inline.")
-            }
-            Self::NoRule { .. } => {
-                Some("Add a rule for it, or put it under `ignore` if this side does not hold it.")
-            }
-            _ => None,
-        }
+    pub fn fitting_sizes(&self) -> Option<(&str, Vec<u64>)> {
+        let divisors = |total: u64, parts| sizes_near(total, parts, |size| total.is_multiple_of(size));
+        let (axis, sizes) = match self {
+            Self::Uncut { axis, reason, .. } => (axis, reason.fitting_sizes()),
+            Self::ExpertsUneven { axis, of, parts, .. } => (axis, divisors(*of, *parts)),
+            Self::StagesUneven { axis, layers, stages, .. } => (axis, divisors(*layers, *stages)),
+            _ => return None,
+        };
+        (!sizes.is_empty()).then_some((axis, sizes))
     }
 }

@@ -381,6 +381,7 @@ impl Context<'_> {
                     tensor: self.name(held.tensor),
                     rank: self.rank,
                     dim: cut.dim,
+                    axis: cut.axis.name.clone(),
                     reason,
                 })?;
             *spans = spans::take(spans, low, high);

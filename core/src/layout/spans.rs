@@ -5,6 +5,7 @@
 //! - S2: a cut keeps the order, and the parts of all coordinates of an axis join to the whole (spread apart).
 
 use super::document::Division;
+use crate::limits::RANKS_MAX;
 
 /// `len` consecutive positions; `hf` is where they are in the HF tensor, absent for padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +56,32 @@ pub enum CutError {
         /// Coordinates.
         parts: u64,
     },
+}
+
+/// Sizes of an axis near `parts`, and no larger than `most`, that fit: at most two on each side.
+pub(super) fn sizes_near(most: u64, parts: u64, fits: impl Fn(u64) -> bool) -> Vec<u64> {
+    let below = (1..parts.min(RANKS_MAX + 1)).rev().filter(|size| fits(*size)).take(2);
+    let above = (parts.saturating_add(1)..=most.min(RANKS_MAX)).filter(|size| fits(*size)).take(2);
+    let mut sizes: Vec<u64> = below.chain(above).collect();
+    sizes.sort_unstable();
+    sizes
+}
+
+impl CutError {
+    /// Sizes of the axis near the one given with which the cut would come out; none where no size helps.
+    pub(super) fn fitting_sizes(&self) -> Vec<u64> {
+        match *self {
+            Self::Unit { .. } => Vec::new(),
+            Self::Uneven { extent, unit, parts } => {
+                let units = extent / unit;
+                sizes_near(units, parts, |size| units.is_multiple_of(size))
+            }
+            // Above the units, a multiple of them lets each be shared by equally many.
+            Self::Spread { units, parts } => {
+                sizes_near(RANKS_MAX, parts, |size| units.is_multiple_of(size) || size.is_multiple_of(units))
+            }
+        }
+    }
 }
 
 pub(super) fn extent(spans: &[Span]) -> u64 {
@@ -135,6 +162,22 @@ mod tests {
         assert_eq!(parts(0, Even, 2, true, 2), "0..0 0..0");
         assert_eq!(parts(5, Even, 2, false, 1), "an extent of 5 is no multiple of the unit 2");
         assert_eq!(parts(u64::MAX, Chunk, u64::MAX, false, 2), format!("0..{0} {0}..{0}", u64::MAX));
+    }
+
+    #[test]
+    fn sizes_that_would_come_out_are_named_on_both_sides() {
+        for (extent, unit, spread, parts, want) in [
+            (14, 1, false, 4, vec![1, 2, 7, 14]),
+            (16 * 128, 128, false, 3, vec![1, 2, 4, 8]),
+            (2 * 64, 64, true, 3, vec![1, 2, 4, 6]),
+            (13, 1, false, 2, vec![1, 13]),
+            (5, 2, false, 2, vec![]),
+        ] {
+            let cut = |parts| part(extent, CutBy { kind: Division::Even, unit, spread, index: 0, parts });
+            let sizes = cut(parts).expect_err("does not come out").fitting_sizes();
+            assert!(sizes.iter().all(|size| cut(*size).is_ok()), "{sizes:?}");
+            assert_eq!(sizes, want, "{extent} by {parts}");
+        }
     }
 
     #[test]

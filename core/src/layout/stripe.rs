@@ -104,6 +104,7 @@ fn cut(context: &Context<'_>, first: &Held<'_>, total: u64) -> Result<(u64, u64)
             tensor: context.name(first.tensor),
             rank: context.rank,
             dim: cut.dim,
+            axis: cut.axis.name.clone(),
             reason,
         })?;
         (low, high) = (low + from, low + to);

@@ -1,7 +1,7 @@
 //! The facts of a Hugging Face `config.json` that tensors and presets follow from.
 
 use super::error::TableError;
-use crate::dtype::DType;
+use crate::dtype::{DType, UnknownDType};
 use crate::limits::{EXPERTS_MAX, LAYERS_MAX};
 use serde::Deserialize;
 
@@ -47,6 +47,8 @@ pub struct ModelConfig {
     pub dtype: DType,
     /// Rows and columns that share one FP8 scale, where linear weights are FP8.
     pub fp8_block: Option<(u64, u64)>,
+    /// What the config leaves out and was assumed as the family's own reader does, in sentences.
+    pub assumed: Vec<String>,
 }
 
 /// Attention.
@@ -179,7 +181,11 @@ impl ModelConfig {
                 });
             }
         };
-        let dtype = raw.torch_dtype.as_deref().ok_or(TableError::ConfigKey { key: "torch_dtype" })?;
+        let dtype = raw.torch_dtype.as_deref().ok_or(TableError::ConfigNoDtype)?;
+        let unknown = |unknown: UnknownDType| TableError::ConfigDtype {
+            found: unknown.found,
+            nearest: unknown.nearest.torch_name(),
+        };
         let layers =
             bounded("num_hidden_layers", need("num_hidden_layers", raw.num_hidden_layers)?, LAYERS_MAX)?;
         let mtp_layers = raw.num_nextn_predict_layers.filter(|_| family == Family::DeepseekV3).unwrap_or(0);
@@ -194,10 +200,9 @@ impl ModelConfig {
             experts: raw.experts(family)?,
             mtp_layers: bounded("num_nextn_predict_layers", mtp_layers, LAYERS_MAX)?,
             tied: raw.tie_word_embeddings.unwrap_or(false),
-            dtype: dtype
-                .parse()
-                .map_err(|_| TableError::ConfigValue { key: "torch_dtype", found: dtype.to_owned() })?,
+            dtype: dtype.parse().map_err(unknown)?,
             fp8_block: raw.fp8_block(family)?,
+            assumed: raw.assumed(family),
         })
     }
 }
@@ -223,17 +228,29 @@ impl Raw {
             });
         }
         let bias = self.attention_bias.unwrap_or(false);
+        // The first Llamas have no such key, because every head has its own. Other families have numbers of their own
+        // there, which would be a guess.
+        let own_keys = (family == Family::Llama).then_some(heads);
         let qwen3 = matches!(family, Family::Qwen3 | Family::Qwen3Moe);
         // Qwen3's own default is 128, whatever the hidden size.
         let default = if qwen3 { 128 } else { need("hidden_size", self.hidden_size)? / heads };
         Ok(Attention::Grouped {
             heads,
-            kv_heads: need("num_key_value_heads", Some(self.num_key_value_heads.unwrap_or(heads)))?,
+            kv_heads: need("num_key_value_heads", self.num_key_value_heads.or(own_keys))?,
             head_dim: need("head_dim", Some(self.head_dim.unwrap_or(default)))?,
             bias: bias || family == Family::Qwen2,
             output_bias: bias && family != Family::Qwen2,
             norms: qwen3,
         })
+    }
+
+    fn assumed(&self, family: Family) -> Vec<String> {
+        match (family, self.num_key_value_heads, self.num_attention_heads) {
+            (Family::Llama, None, Some(heads)) => vec![format!(
+                "the model config has no `num_key_value_heads`: {heads} are assumed, as many as `num_attention_heads`"
+            )],
+            _ => Vec::new(),
+        }
     }
 
     fn experts(&self, family: Family) -> Result<Option<Experts>, TableError> {

@@ -162,6 +162,17 @@ pub enum TableError {
         /// The key.
         key: &'static str,
     },
+    /// No dtype.
+    #[error("the model config has neither `torch_dtype` nor `dtype`")]
+    ConfigNoDtype,
+    /// A dtype that does not exist.
+    #[error("the model config has `torch_dtype` {found}, which is no dtype")]
+    ConfigDtype {
+        /// Its value, shortened.
+        found: String,
+        /// The dtype with the nearest spelling, as torch writes it.
+        nearest: &'static str,
+    },
     /// A value that is not supported.
     #[error("the model config has `{key}` {found}, which is not supported")]
     ConfigValue {
@@ -185,9 +196,64 @@ impl TableError {
         Self::Json { what, reason: error.to_string() }
     }
 
+    /// What a person can do about it.
+    #[must_use]
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Json { what: "tensor list", .. } => {
+                "Fetch the file again, or correct it; a tensor has these keys: {\"name\": \"q\", \"shape\": [8, 4], \"dtype\": \"bf16\"}.".into()
+            }
+            Self::Family { .. } => {
+                "For another family give the tensors as a list (type TensorTable, or `--tensors`).".into()
+            }
+            Self::ConfigKey { key } => {
+                let (sample, remark) = config_sample(key);
+                format!(
+                    "Add it as the published config.json of the model has it, for example `\"{key}\": {sample}`{remark}."
+                )
+            }
+            Self::ConfigNoDtype => {
+                "Add the dtype of the checkpoint, for example `\"torch_dtype\": \"bfloat16\"`.".into()
+            }
+            Self::ConfigDtype { nearest, .. } => format!("Did you mean `\"torch_dtype\": \"{nearest}\"`?"),
+            Self::ConfigValue { key: "quantization_config.quant_method", .. } => {
+                "Only DeepSeek-V3's `fp8` with a block size is known: give the tensors as a list (type TensorTable)."
+                    .into()
+            }
+            Self::ConfigValue { .. } | Self::ConfigProduct { .. } => {
+                "Correct that number in config.json.".into()
+            }
+            Self::Name { .. } | Self::Duplicate { .. } | Self::Dims { .. } | Self::Size { .. } | Self::TooMany { .. } => {
+                "Correct the list of tensors: name, shape and dtype of each, once.".into()
+            }
+            _ => "Fetch the file again, or correct it at the place that the message names.".into(),
+        }
+    }
+
     /// The stable code.
     #[must_use]
     pub const fn code(&self) -> Code {
         Code::LayoutRejected
+    }
+}
+
+/// What a key of `config.json` looks like, and what else is worth knowing.
+fn config_sample(key: &str) -> (&'static str, &'static str) {
+    match key {
+        "num_key_value_heads" => {
+            ("8", "; it is assumed only for Llama, where it then is as large as `num_attention_heads`")
+        }
+        "hidden_size" => ("4096", ""),
+        "num_hidden_layers" => ("32", ""),
+        "vocab_size" => ("151936", ""),
+        "intermediate_size" => ("12288", ""),
+        "num_attention_heads" => ("32", ""),
+        "moe_intermediate_size" => ("768", ", the width of one expert"),
+        "num_experts" | "n_routed_experts" => ("128", ""),
+        "head_dim" | "qk_nope_head_dim" | "v_head_dim" => ("128", ""),
+        "qk_rope_head_dim" => ("64", ""),
+        "q_lora_rank" => ("1536", ""),
+        "kv_lora_rank" => ("512", ""),
+        _ => ("1", ""),
     }
 }

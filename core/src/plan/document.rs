@@ -5,6 +5,7 @@ use super::{Plan, PlanBytes, Summary};
 use crate::id::Sha256;
 use serde::Serialize;
 use serde::ser::{SerializeSeq, Serializer};
+use serde_json::Value;
 
 /// Value of the key `schema`.
 pub const SCHEMA: &str = "weightrefit.plan/v1";
@@ -25,6 +26,8 @@ pub struct Document<'a> {
 #[derive(Debug, Serialize)]
 struct Training {
     ranks: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layout: Option<Value>,
 }
 
 #[derive(Debug, Serialize)]
@@ -34,6 +37,8 @@ struct Inference<'a> {
     replicas: u64,
     replica_names: &'a [String],
     ranks_per_replica: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layout: Option<Value>,
 }
 
 #[derive(Serialize)]
@@ -87,16 +92,25 @@ impl<'a> Document<'a> {
             replicas: pool.replicas.len() as u64,
             replica_names: &pool.replicas,
             ranks_per_replica: pool.ranks.len() as u64,
+            layout: None,
         });
         Self {
             schema: SCHEMA,
             digest: &summary.digest,
-            training: Training { ranks: plan.loads.len() },
+            training: Training { ranks: plan.loads.len(), layout: None },
             inference: pools.collect(),
             bytes: &summary.bytes,
             routes: Routes(plan, summary),
             boxes: boxes.then_some(Boxes(plan)),
         }
+    }
+
+    /// With what the sides' layouts were made from, the pools in their order: the plan itself does not know.
+    #[must_use]
+    pub fn with_layouts(mut self, training: Value, pools: impl IntoIterator<Item = Value>) -> Self {
+        self.training.layout = Some(training);
+        self.inference.iter_mut().zip(pools).for_each(|(pool, layout)| pool.layout = Some(layout));
+        self
     }
 }
 

@@ -71,7 +71,7 @@ fn a_config_that_does_not_determine_the_tensors_is_refused_by_its_key() {
     );
     assert_eq!(
         with("\"bfloat16\"", "\"int3\""),
-        "the model config has `torch_dtype` int3, which is not supported"
+        "the model config has `torch_dtype` int3, which is no dtype"
     );
     assert_eq!(
         with("\"num_hidden_layers\": 48", "\"num_hidden_layers\": 5000"),
@@ -99,6 +99,49 @@ fn a_config_that_does_not_determine_the_tensors_is_refused_by_its_key() {
     let experts = config.experts.unwrap();
     assert_eq!((0..6).filter(|layer| experts.on_layer(*layer)).collect::<Vec<_>>(), [1, 5]);
     assert_eq!(config.family, Family::Qwen3Moe);
+}
+
+#[test]
+fn what_a_config_lacks_is_asked_for_with_a_line_to_write() {
+    let config = |model: &str, from: &str, to: &str| {
+        let text = read(&format!("{model}.json"));
+        assert!(text.contains(from), "{from}");
+        ModelConfig::read(&text.replacen(from, to, 1))
+    };
+    for (model, key) in [
+        ("qwen3-32b", "hidden_size"),
+        ("qwen3-32b", "num_hidden_layers"),
+        ("qwen3-32b", "vocab_size"),
+        ("qwen3-32b", "intermediate_size"),
+        ("qwen3-32b", "num_attention_heads"),
+        ("qwen3-32b", "num_key_value_heads"),
+        ("qwen3-30b-a3b", "num_experts"),
+        ("qwen3-30b-a3b", "moe_intermediate_size"),
+        ("deepseek-v3", "n_routed_experts"),
+        ("deepseek-v3", "q_lora_rank"),
+        ("deepseek-v3", "kv_lora_rank"),
+        ("deepseek-v3", "qk_nope_head_dim"),
+        ("deepseek-v3", "qk_rope_head_dim"),
+        ("deepseek-v3", "v_head_dim"),
+    ] {
+        let error = config(model, &format!("\"{key}\""), "\"other\"").expect_err(key);
+        assert_eq!(error.to_string(), format!("the model config has no `{key}`, or it is 0"));
+        let hint = error.hint();
+        let line = hint.split('`').nth(1).expect(key);
+        let number = line.strip_prefix(&format!("\"{key}\": ")).expect(line);
+        assert!(number.parse::<u64>().is_ok_and(|number| number > 1), "{line}");
+    }
+    let error = config("qwen3-32b", "\"torch_dtype\"", "\"other\"").unwrap_err();
+    assert_eq!(error.to_string(), "the model config has neither `torch_dtype` nor `dtype`");
+    assert!(error.hint().contains("\"torch_dtype\": \"bfloat16\""), "{}", error.hint());
+    let error = config("qwen3-32b", "\"bfloat16\"", "\"bfloat\"").unwrap_err();
+    assert!(error.hint().contains("\"torch_dtype\": \"bfloat16\""), "{}", error.hint());
+    let llama = config("llama-3.1-8b", "\"num_key_value_heads\"", "\"other\"").unwrap();
+    assert_eq!(
+        llama.assumed,
+        ["the model config has no `num_key_value_heads`: 32 are assumed, as many as `num_attention_heads`"]
+    );
+    assert!(config("llama-3.1-8b", "{", "{").unwrap().assumed.is_empty());
 }
 
 #[derive(Deserialize)]
@@ -204,7 +247,7 @@ fn a_list_of_tensors_is_read_in_its_order() {
     let error = |json: &str| read_list(json).unwrap_err().to_string();
     assert_eq!(
         error(r#"{"tensors":[{"name":"a","shape":[1],"dtype":"complex"}]}"#),
-        "the tensor list cannot be read: unknown dtype `complex` at line 1 column 54"
+        "the tensor list cannot be read: unknown dtype `complex`, nearest is `f64` at line 1 column 54"
     );
     assert_eq!(
         error(r#"{"tensors":[{"name":"a","shape":[],"dtype":"u8"},{"name":"a","shape":[],"dtype":"u8"}]}"#),
