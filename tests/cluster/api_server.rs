@@ -3,7 +3,7 @@
 
 use crate::bed::Bed;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -41,19 +41,16 @@ fn an_account_may_do_what_its_role_says_and_no_more() {
 fn a_token_names_the_pod_it_was_made_for_and_only_to_its_audience() {
     let bed = Bed::shared();
     bed.create_namespace("tokens");
-    bed.send(
-        "create",
-        &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "tokens-0"}}).to_string(),
-    );
-    let mut pod = json!({
+    bed.send("create", json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "tokens-0"}}));
+    let pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "rank-0", "namespace": "tokens"},
         "spec": {"nodeName": "tokens-0", "containers": [{"name": "main", "image": "none"}]},
     });
-    let created = bed.send("create", &pod.to_string());
-    pod["status"] = json!({"phase": "Running", "podIP": "127.0.0.9", "podIPs": [{"ip": "127.0.0.9"}]});
-    bed.kubectl(&["patch", "pod", "rank-0", "-n", "tokens", "--subresource=status", "-p", &pod.to_string()]);
+    let created = bed.send("create", pod);
+    let status = json!({"status": {"podIP": "127.0.0.9", "podIPs": [{"ip": "127.0.0.9"}]}}).to_string();
+    bed.kubectl(&["patch", "pod", "rank-0", "-n", "tokens", "--subresource=status", "-p", &status]);
     let address = bed.kubectl(&["get", "pod", "rank-0", "-n", "tokens", "-o", "jsonpath={.status.podIP}"]);
     assert_eq!(address, "127.0.0.9");
 
@@ -64,7 +61,7 @@ fn a_token_names_the_pod_it_was_made_for_and_only_to_its_audience() {
     let review = |audience: &str| {
         let spec = json!({"token": token, "audiences": [audience]});
         let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec});
-        bed.send("create", &review.to_string())["status"].clone()
+        bed.send("create", review)["status"].clone()
     };
     let status = review("weightrefit");
     let user = &status["user"];
@@ -81,7 +78,7 @@ fn a_token_names_the_pod_it_was_made_for_and_only_to_its_audience() {
 fn beds_run_side_by_side_and_end_with_their_process() {
     if std::env::var_os(IS_CHILD).is_some() {
         let bed = Bed::start();
-        println!("\n{}", bed.kubeconfig().display());
+        writeln!(std::io::stdout(), "\n{}", bed.kubeconfig().display()).expect("a reader");
         loop {
             std::thread::park();
         }

@@ -83,9 +83,9 @@ impl Bed {
 
     /// Sends documents, YAML or JSON, to `kubectl VERB -o json -f -` (`apply`, `create`, `replace`), and returns what
     /// the server made of them.
-    pub(crate) fn send(&self, verb: &str, documents: &str) -> serde_json::Value {
+    pub(crate) fn send(&self, verb: &str, documents: impl std::fmt::Display) -> serde_json::Value {
         let arguments = [verb, "-o", "json", "-f", "-"];
-        let printed = succeeded(&arguments, self.kubectl_with_input(&arguments, documents));
+        let printed = succeeded(&arguments, self.kubectl_with_input(&arguments, &documents.to_string()));
         serde_json::from_str(&printed).expect("kubectl prints JSON")
     }
 
