@@ -1,0 +1,4 @@
+//! What runs against a real Kubernetes API server.
+
+mod api_server;
+mod bed;
