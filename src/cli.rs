@@ -1,6 +1,7 @@
 //! The command line: one file per command. stdout is data, everything else goes to stderr.
 
 mod completion;
+mod crd;
 mod explain;
 mod failure;
 mod input;
@@ -42,6 +43,7 @@ enum Command {
     Local(local::Local),
     Validate(validate::Validate),
     Explain(explain::Explain),
+    Crd(crd::Crd),
     Completion(completion::Completion),
     Version(version::Version),
 }
@@ -88,6 +90,7 @@ fn run(command: Command, printer: &Printer) -> Result<(), Failure> {
         Command::Local(command) => command.run(printer),
         Command::Validate(command) => command.run(printer),
         Command::Explain(command) => command.run(printer),
+        Command::Crd(command) => command.run(printer),
         Command::Completion(command) => command.run(printer),
         Command::Version(command) => command.run(printer),
     }

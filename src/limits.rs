@@ -27,6 +27,21 @@ pub const LABEL_MAX: usize = 63;
 /// Bytes of a preset's name and of a ConfigMap key.
 pub const KEY_MAX: usize = 253;
 
+/// Bytes of a label's key: a DNS subdomain, `/`, and a name of 63.
+pub const LABEL_KEY_MAX: usize = OBJECT_NAME_MAX + 1 + LABEL_MAX;
+
+/// Replicated jobs of one JobSet that are ranks: real ones have a handful.
+pub const REPLICATED_JOBS_MAX: usize = 63;
+
+/// Revision of a preset: each is a change by hand, of which there are a few a year.
+pub const REVISION_MAX: i32 = 1_000_000;
+
+/// Axes that a preset's sizes name: the longest list known has nine.
+pub const AXES_MAX: usize = 16;
+
+/// Top-level keys of an inline layout: the format has eleven.
+pub const INLINE_KEYS_MAX: usize = 32;
+
 /// Size of one parallel axis in a preset: an axis is never larger than its side.
 pub const AXIS_SIZE_MAX: i32 = RANKS_MAX;
 
@@ -36,6 +51,41 @@ pub const INPUT_FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes that gzip data of a ConfigMap may expand to: a tensor table of a million tensors, and no zip bomb.
 pub const INFLATED_BYTES_MAX: u64 = 256 << 20;
+
+/// Status: replicas that are listed as behind; more are told by their number alone.
+pub const BEHIND_MAX: usize = 10;
+
+/// Status: agent versions that are listed: a rollout has two, a neglected fleet a few more.
+pub const AGENT_VERSIONS_MAX: usize = 8;
+
+/// Status: conditions, of which nine are known; room for those of other controllers.
+pub const CONDITIONS_MAX: usize = 16;
+
+/// Status: bytes of a message: a sentence each of what, where, since when, what follows and what to do.
+pub const MESSAGE_MAX: usize = 512;
+
+/// Status: bytes of a reason or a condition's type, both single words.
+pub const REASON_MAX: usize = 63;
+
+/// Status: bytes of a digest: `sha256:` and 64 hex digits.
+pub const DIGEST_MAX: usize = 71;
+
+/// Status: bytes of a pod as namespace/name.
+pub const POD_MAX: usize = LABEL_MAX + 1 + OBJECT_NAME_MAX;
+
+/// Status: bytes of a replica's name: its pod's, `/` and a number where a pod holds several.
+pub const REPLICA_NAME_MAX: usize = OBJECT_NAME_MAX + 5;
+
+/// Status: replicas of all pools.
+#[expect(clippy::cast_possible_truncation, reason = "a small constant")]
+pub const ALL_REPLICAS_MAX: i32 = REPLICAS_MAX * POOLS_MAX as i32;
+
+/// Status: epochs, rounds, runs, steps, bytes, milliseconds. They are u64 on the wire and int64 in Kubernetes, whose
+/// bounds are float64: the largest power of two below it, which all three hold exactly.
+pub const COUNTER_MAX: i64 = 1 << 62;
+
+/// Status: versions of the round protocol and the planner, which grow by one with a change of theirs.
+pub const INTERFACE_VERSION_MAX: i32 = 10_000;
 
 /// Connections that shake hands at once: a thundering herd of agents after a restart waits in the backlog.
 pub const HANDSHAKES_MAX: usize = 256;

@@ -1,14 +1,14 @@
 //! The rules of a WeightRefit that its types cannot say: bounds, unions, and values that exclude each other.
 //! In a cluster the API server enforces the same ones from the resource's schema.
 
+use crate::api::manifest::{Manifest, Metadata};
 use crate::api::policy::{
     CommitMode, Encryption, IntOrString, Rolling, Serving, ServingType, Strategy, StrategyType, Transport,
 };
 use crate::api::problem::{FieldPath, Problem};
-use crate::api::refit::{
-    API_VERSION, ConfigMapKey, Layout, LayoutType, Metadata, Model, ModelType, Pool, PresetRef, Ranks,
-    RanksType, Training, WeightRefit, WeightRefitSpec, WorkloadRef,
-};
+use crate::api::refit::{API_VERSION, Pool, Training, WeightRefitSpec};
+use crate::api::source::{ConfigMapKey, Layout, LayoutType, Model, ModelType, PresetRef};
+use crate::api::workload::{Ranks, RanksType, WorkloadRef};
 use crate::limits;
 
 /// A problem and the field that has it.
@@ -18,13 +18,16 @@ pub type Found = (FieldPath, Problem);
 ///
 /// # Errors
 /// With the first field that breaks a rule, in the order of the resource.
-pub fn check(refit: &WeightRefit) -> Result<(), Found> {
+pub fn check(refit: &Manifest) -> Result<(), Found> {
     if refit.api_version != API_VERSION {
         let problem =
             Problem::UnknownValue { value: refit.api_version.clone(), known: vec![API_VERSION.into()] };
         return Err((FieldPath::of("apiVersion"), problem));
     }
-    metadata(&FieldPath::of("metadata"), &refit.metadata)?;
+    let at = FieldPath::of("metadata");
+    metadata(&at, &refit.metadata)?;
+    // Pods name their refit by a label.
+    length(&at.key("name"), "the name", "bytes", refit.metadata.name.len(), 1, limits::LABEL_MAX)?;
     spec(&FieldPath::of("spec"), &refit.spec)
 }
 
@@ -166,7 +169,7 @@ fn ranks(at: &FieldPath, ranks: &Ranks) -> Result<(), Found> {
     }
     if let Some(jobs) = &ranks.job_set {
         let (place, jobs) = (at.key("jobSet.replicatedJobs"), &jobs.replicated_jobs);
-        length(&place, "the list", "names", jobs.len(), 1, limits::LABEL_MAX)?;
+        length(&place, "the list", "names", jobs.len(), 1, limits::REPLICATED_JOBS_MAX)?;
         for (index, job) in jobs.iter().enumerate() {
             label(&place.index(index), job)?;
             if jobs[..index].contains(job) {
@@ -175,9 +178,9 @@ fn ranks(at: &FieldPath, ranks: &Ranks) -> Result<(), Found> {
         }
     }
     if let Some(keys) = &ranks.label {
-        text(&at.key("label.rankKey"), &keys.rank_key, limits::OBJECT_NAME_MAX)?;
+        text(&at.key("label.rankKey"), &keys.rank_key, limits::LABEL_KEY_MAX)?;
         if let Some(key) = &keys.replica_key {
-            text(&at.key("label.replicaKey"), key, limits::OBJECT_NAME_MAX)?;
+            text(&at.key("label.replicaKey"), key, limits::LABEL_KEY_MAX)?;
         }
     }
     Ok(())
@@ -209,10 +212,14 @@ fn layout(at: &FieldPath, layout: &Layout) -> Result<(), Found> {
     if let Some(PresetRef { name, revision, sizes }) = &layout.preset {
         let at = at.key("preset");
         text(&at.key("name"), name, limits::KEY_MAX)?;
-        bounded(&at.key("revision"), *revision, 1, i32::MAX)?;
+        bounded(&at.key("revision"), *revision, 1, limits::REVISION_MAX)?;
+        length(&at.key("sizes"), "the mapping", "axes", sizes.len(), 0, limits::AXES_MAX)?;
         for (axis, size) in sizes {
             bounded(&at.key("sizes").entry(axis), *size, 1, limits::AXIS_SIZE_MAX)?;
         }
+    }
+    if let Some(inline) = &layout.inline {
+        length(&at.key("inline"), "the mapping", "keys", inline.len(), 0, limits::INLINE_KEYS_MAX)?;
     }
     layout.config_map.as_ref().map_or(Ok(()), |key| config_map_key(&at.key("configMap"), key))
 }

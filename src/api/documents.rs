@@ -1,9 +1,11 @@
 //! What `-f` gives: several files of several documents, of which WeightRefits and ConfigMaps are used.
 
 use crate::api::check;
+use crate::api::manifest::{Manifest, Metadata};
 use crate::api::mistaken::Sort;
 use crate::api::problem::{FieldPath, Problem, Refusal};
-use crate::api::refit::{ConfigMapKey, KIND, Metadata, WeightRefit};
+use crate::api::refit::KIND;
+use crate::api::source::ConfigMapKey;
 use crate::api::strict;
 use crate::api::yaml::{Node, Unreadable, Value};
 use crate::limits;
@@ -76,7 +78,7 @@ pub struct Ignored {
 #[derive(Debug, Default)]
 pub struct Documents {
     /// All WeightRefits, in order, each namespace and name once.
-    pub refits: Vec<Document<WeightRefit>>,
+    pub refits: Vec<Document<Manifest>>,
     /// What was left out.
     pub ignored: Vec<Ignored>,
     config_maps: Vec<Document<ConfigMap>>,
@@ -128,7 +130,7 @@ impl Documents {
             }
             KIND => {
                 node.refuse_ambiguous(&source.text).map_err(whole)?;
-                let document = typed::<WeightRefit>(&source.file, node)?;
+                let document = typed::<Manifest>(&source.file, node)?;
                 check::check(&document.value).map_err(|(path, problem)| document.refuse(path, problem))?;
                 once(&self.refits, &document, |refit| &refit.metadata)?;
                 self.refits.push(document);
@@ -162,7 +164,7 @@ impl Documents {
     /// When the ConfigMap or its key is not there, or its data cannot be decoded.
     pub fn bytes(
         &self,
-        refit: &Document<WeightRefit>,
+        refit: &Document<Manifest>,
         path: &FieldPath,
         key: &ConfigMapKey,
     ) -> Result<Vec<u8>, Refusal> {

@@ -1,16 +1,21 @@
-//! The policies of a refit: publishing, serving, commit, lag, transfer, timeouts, with their defaults.
+//! The policies of a refit: publishing, serving, commit, lag, transfer, with their defaults.
 
+use crate::api::schema;
+use crate::limits;
+use schemars::JsonSchema;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// How the trainer's memory is treated while a version is published.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Publish {
-    /// mode: default Auto.
+    /// mode: where bytes leave from. Default Auto. Mutable. Example: `SnapshotHost`.
     pub mode: PublishMode,
-    /// maxHoldSeconds: how long `publish` may keep the trainer from its next step; 0 to 86,400, default 2.
+    /// maxHoldSeconds: how long `publish` may keep the trainer from its next step. Default 2; 0 to 86,400 seconds.
+    /// Mutable. Example: `0` where the trainer must never wait.
+    #[schemars(range(min = 0, max = limits::TIMEOUT_SECONDS_MAX))]
     pub max_hold_seconds: i32,
 }
 
@@ -21,7 +26,7 @@ impl Default for Publish {
 }
 
 /// Values of [`Publish::mode`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum PublishMode {
     /// ZeroCopy where the hold allows it, else a snapshot.
     #[default]
@@ -35,18 +40,20 @@ pub enum PublishMode {
 }
 
 /// When a replica may take requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = schema::union(&[("WithinStaleness", "withinStaleness")])))]
 pub struct Serving {
-    /// type: default AfterFirstRefit.
+    /// type: when. Required where serving is given. Mutable. Example: `Always`.
     #[serde(rename = "type")]
     pub kind: ServingType,
-    /// withinStaleness: the limits of the type of that name.
+    /// withinStaleness: the limits. Required for, and only for, type WithinStaleness. Mutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub within_staleness: Option<Staleness>,
 }
 
 /// Values of [`Serving::kind`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum ServingType {
     /// From the engine's start, with whatever weights it loaded.
     Always,
@@ -57,36 +64,49 @@ pub enum ServingType {
     WithinStaleness,
 }
 
-/// How old a served version may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// How old a served version may be; at least one limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = schema::rules(&[(
+    "has(self.maxStaleSteps) || has(self.maxStaleSeconds)",
+    "at least one of maxStaleSteps and maxStaleSeconds must be set",
+)])))]
 pub struct Staleness {
-    /// maxStaleSteps: steps behind the newest publication; 0 to 1,000,000.
+    /// maxStaleSteps: steps that a served version may be behind the newest publication. Absent by default: no such
+    /// limit; 0 to 1,000,000 steps. Mutable. Example: `4`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = limits::LAG_STEPS_MAX))]
     pub max_stale_steps: Option<i32>,
-    /// maxStaleSeconds: seconds behind the newest publication; 1 to 86,400.
+    /// maxStaleSeconds: seconds that a served version may be older than the newest publication. Absent by default: no
+    /// such limit; 1 to 86,400 seconds. Mutable. Example: `600`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = limits::TIMEOUT_SECONDS_MAX))]
     pub max_stale_seconds: Option<i32>,
 }
 
 /// How arrived bytes become served weights.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Commit {
-    /// mode: default Auto.
+    /// mode: where bytes arrive. Default Auto. Mutable. Example: `Staged`.
     pub mode: CommitMode,
-    /// stagingLocation: default Auto.
+    /// stagingLocation: which memory staged bytes lie in; of no effect in mode InPlace. Default Auto. Mutable. Example:
+    /// `Host` where device memory is full.
     pub staging_location: StagingLocation,
-    /// inFlight: what happens to running requests; default Keep.
+    /// inFlight: what happens to requests that run while weights change. Default Keep. Mutable. Example: `Drain`.
     pub in_flight: InFlight,
-    /// kvCache: what happens to cached keys and values; default Reset.
+    /// kvCache: what happens to keys and values cached under older weights. Default Reset. Mutable. Example:
+    /// `SaltByVersion`.
     pub kv_cache: KvCache,
-    /// onReplicaFailure: default FenceReplica.
+    /// onReplicaFailure: what happens to a round when one replica fails in it. Default FenceReplica. Mutable. Example:
+    /// `AbortRound`.
     pub on_replica_failure: OnReplicaFailure,
-    /// strategy: how many replicas change at a time; default AllAtOnce.
+    /// strategy: how many replicas change at a time. Default type AllAtOnce. Mutable.
     pub strategy: Strategy,
 }
 
 /// Values of [`Commit::mode`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum CommitMode {
     /// Staged; InPlace only with Rolling and where staging does not fit.
     #[default]
@@ -98,7 +118,7 @@ pub enum CommitMode {
 }
 
 /// Values of [`Commit::staging_location`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum StagingLocation {
     /// Device memory where it fits, else host memory.
     #[default]
@@ -110,7 +130,7 @@ pub enum StagingLocation {
 }
 
 /// Values of [`Commit::in_flight`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum InFlight {
     /// They stop and go on with the new weights.
     #[default]
@@ -122,7 +142,7 @@ pub enum InFlight {
 }
 
 /// Values of [`Commit::kv_cache`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum KvCache {
     /// Emptied.
     #[default]
@@ -134,7 +154,7 @@ pub enum KvCache {
 }
 
 /// Values of [`Commit::on_replica_failure`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum OnReplicaFailure {
     /// The failed replica is kept from serving, the others commit.
     #[default]
@@ -144,18 +164,20 @@ pub enum OnReplicaFailure {
 }
 
 /// How many replicas change at a time.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = schema::union(&[("Rolling", "rolling")])))]
 pub struct Strategy {
-    /// type: default AllAtOnce.
+    /// type: all or a few. Required where strategy is given. Mutable. Example: `Rolling`.
     #[serde(rename = "type")]
     pub kind: StrategyType,
-    /// rolling: the limits of the type of that name.
+    /// rolling: the limits. Required for, and only for, type Rolling. Mutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rolling: Option<Rolling>,
 }
 
 /// Values of [`Strategy::kind`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum StrategyType {
     /// All replicas in one round.
     #[default]
@@ -165,10 +187,12 @@ pub enum StrategyType {
 }
 
 /// Limits of a rolling change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rolling {
-    /// maxUnavailable: replicas of a pool that may be paused at once: a number or a percentage, rounded up.
+    /// maxUnavailable: replicas of a pool that may be paused at once. Required; a number of 1 to 1,024, or a percentage
+    /// of 1% to 100% of the pool's replicas, rounded up. Mutable. Example: `25%`, which is 2 of 6 replicas.
+    #[schemars(schema_with = "schema::count_or_percentage")]
     pub max_unavailable: IntOrString,
 }
 
@@ -209,17 +233,20 @@ impl<'de> Deserialize<'de> for IntOrString {
 }
 
 /// How far replicas may stay behind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Lag {
-    /// maxSteps: 0 (default) is no limit, at most 1,000,000.
+    /// maxSteps: steps that a replica may be behind the newest publication. Default 0, which is no limit; 0 to
+    /// 1,000,000 steps. Mutable. Example: `2`.
+    #[schemars(range(min = 0, max = limits::LAG_STEPS_MAX))]
     pub max_steps: i32,
-    /// onExceeded: default Ignore.
+    /// onExceeded: what happens when a replica is further behind than maxSteps. Default Ignore. Mutable. Example:
+    /// `BlockTrainer`.
     pub on_exceeded: OnExceeded,
 }
 
 /// Values of [`Lag::on_exceeded`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum OnExceeded {
     /// The trainer waits in `publish`.
     BlockTrainer,
@@ -231,21 +258,22 @@ pub enum OnExceeded {
 }
 
 /// How bytes travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Transfer {
-    /// transport: default Auto.
+    /// transport: what carries weight bytes. Default Auto. Mutable. Example: `Tcp`.
     pub transport: Transport,
-    /// encryption: default Required.
+    /// encryption: which weight bytes are encrypted; control always is mutual TLS. Excludes transport Nccl and NcclM2n
+    /// where it is Required. Default Required. Mutable. Example: `TrustedFabric`.
     pub encryption: Encryption,
-    /// verification: default Full.
+    /// verification: what is proven before a commit. Default Full. Mutable. Example: `Disabled`.
     pub verification: Verification,
-    /// relay: whether replicas pass bytes on to their neighbours; default Auto.
+    /// relay: whether replicas pass bytes on to their neighbours. Default Auto. Mutable. Example: `Disabled`.
     pub relay: Relay,
 }
 
 /// Values of [`Transfer::transport`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum Transport {
     /// The fastest that both ends have and encryption allows.
     #[default]
@@ -258,8 +286,8 @@ pub enum Transport {
     NcclM2n,
 }
 
-/// Values of [`Transfer::encryption`]; control always is mutual TLS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Values of [`Transfer::encryption`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum Encryption {
     /// TLS everywhere.
     #[default]
@@ -271,7 +299,7 @@ pub enum Encryption {
 }
 
 /// Values of [`Transfer::verification`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum Verification {
     /// Content digests of every tensor, before commit.
     #[default]
@@ -281,48 +309,11 @@ pub enum Verification {
 }
 
 /// Values of [`Transfer::relay`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum Relay {
     /// Where it lets fewer bytes cross the slow fabric.
     #[default]
     Auto,
     /// Never.
     Disabled,
-}
-
-/// Most seconds of each phase of a round; 1 to 86,400 each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Timeouts {
-    /// publishSeconds: from the first to the last rank that publishes one step; default 60.
-    pub publish_seconds: i32,
-    /// prepareSeconds: default 10.
-    pub prepare_seconds: i32,
-    /// pauseSeconds: default 30.
-    pub pause_seconds: i32,
-    /// transferSeconds: default 120.
-    pub transfer_seconds: i32,
-    /// verifySeconds: default 30.
-    pub verify_seconds: i32,
-    /// commitSeconds: default 30.
-    pub commit_seconds: i32,
-    /// resumeSeconds: default 10.
-    pub resume_seconds: i32,
-    /// totalSeconds: of the whole round; default 300.
-    pub total_seconds: i32,
-}
-
-impl Default for Timeouts {
-    fn default() -> Self {
-        Self {
-            publish_seconds: 60,
-            prepare_seconds: 10,
-            pause_seconds: 30,
-            transfer_seconds: 120,
-            verify_seconds: 30,
-            commit_seconds: 30,
-            resume_seconds: 10,
-            total_seconds: 300,
-        }
-    }
 }

@@ -4,7 +4,8 @@
 //! A pod's ordinal counts in units of its ranks: rank base = ordinal × ranksPerPod, cut into replicas of
 //! ranksPerReplica ranks. A replica is a whole number of pods or a pod a whole number of replicas (`check`).
 
-use crate::api::refit::{Pool, RanksType, Training};
+use crate::api::refit::{Pool, Training};
+use crate::api::workload::RanksType;
 use weightrefit_core::id::Rank;
 
 /// One pod and what its agent hosts.

@@ -1,187 +1,204 @@
 //! The resource `WeightRefit`, group `weightrefit.dev`, version `v1alpha1`: what `kubectl apply` takes.
 //!
-//! Unions are a struct with a `type` and optional members named like the types; `check` holds the rules that
-//! types cannot say. No field is a float, a duration or unsigned, as Kubernetes' conventions want it.
+//! These types are the resource: files are read into them, and the API server's schema is made from them, their
+//! doc comments included. Unions are a struct with a `type` and optional members named like the types. No field
+//! is a float, a duration or unsigned, as Kubernetes' conventions want it. Except the model everything may be
+//! changed at any time; a change takes effect between two rounds, as a new epoch.
 
-use crate::api::policy::{Commit, Lag, Publish, Serving, Timeouts, Transfer};
-use serde::de::IgnoredAny;
+use crate::api::policy::{Commit, Lag, Publish, Serving, Transfer};
+use crate::api::schema::{self, DNS_LABEL};
+use crate::api::source::{Layout, Model};
+use crate::api::status::WeightRefitStatus;
+use crate::api::timeouts::Timeouts;
+use crate::api::workload::{Ranks, WorkloadRef};
+use crate::limits;
+use kube::CustomResource;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 
 /// The resource's apiVersion.
 pub const API_VERSION: &str = "weightrefit.dev/v1alpha1";
 /// The resource's kind.
 pub const KIND: &str = "WeightRefit";
 
-/// A lasting relation from one training world to pools of inference replicas.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+/// spec: what is wanted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, CustomResource, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct WeightRefit {
-    /// apiVersion: always [`API_VERSION`].
-    pub api_version: String,
-    /// kind: always [`KIND`].
-    pub kind: String,
-    /// metadata: name, namespace, annotations.
-    pub metadata: Metadata,
-    /// spec: what is wanted.
-    pub spec: WeightRefitSpec,
-    #[serde(default)]
-    status: IgnoredAny,
-}
-
-/// The part of Kubernetes' ObjectMeta that is used; keys that only a server writes are read and dropped.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Metadata {
-    /// name: of the object, unique in its namespace; a DNS subdomain.
-    pub name: String,
-    /// namespace: default `default`.
-    #[serde(default = "default_namespace")]
-    pub namespace: String,
-    /// uid: written by the API server, absent offline.
-    pub uid: Option<String>,
-    /// annotations: free; `weightrefit.dev/local-weights` says where `weightrefit local` gets bytes.
-    #[serde(default)]
-    pub annotations: BTreeMap<String, String>,
-    #[serde(default)]
-    labels: IgnoredAny,
-    #[serde(default)]
-    creation_timestamp: IgnoredAny,
-    #[serde(default)]
-    deletion_timestamp: IgnoredAny,
-    #[serde(default)]
-    finalizers: IgnoredAny,
-    #[serde(default)]
-    generation: IgnoredAny,
-    #[serde(default)]
-    managed_fields: IgnoredAny,
-    #[serde(default)]
-    owner_references: IgnoredAny,
-    #[serde(default)]
-    resource_version: IgnoredAny,
-}
-
-fn default_namespace() -> String {
-    "default".into()
-}
-
-/// What is wanted.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[kube(
+    group = "weightrefit.dev",
+    version = "v1alpha1",
+    kind = "WeightRefit",
+    plural = "weightrefits",
+    shortname = "wr",
+    category = "rl",
+    namespaced,
+    status = "WeightRefitStatus",
+    derive = "PartialEq",
+    doc = "A lasting relation from one training world to pools of inference replicas: each version that the trainer \
+           publishes is sent to the replicas, exactly the bytes that each of them lacks, proven right, and committed \
+           by all ranks of a replica together or not at all.",
+    validation = Rule::new("self.metadata.name.size() <= 63")
+        .message("metadata.name must have at most 63 bytes: pods name the refit by a label"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
+    ),
+    printcolumn(
+        name = "Step",
+        type_ = "integer",
+        json_path = ".status.inference.committed.step",
+        description = "Step of the version committed last."
+    ),
+    printcolumn(
+        name = "Current",
+        type_ = "integer",
+        json_path = ".status.inference.currentReplicas",
+        description = "Replicas that hold the version committed last."
+    ),
+    printcolumn(
+        name = "Desired",
+        type_ = "integer",
+        json_path = ".status.inference.desiredReplicas",
+        description = "Replicas that the workloads ask for."
+    ),
+    printcolumn(
+        name = "Ended",
+        type_ = "date",
+        json_path = ".status.lastRound.completionTime",
+        description = "When the last round ended."
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Epoch",
+        type_ = "integer",
+        json_path = ".status.membership.epoch",
+        description = "Number of the present membership.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Published",
+        type_ = "integer",
+        json_path = ".status.training.published.step",
+        description = "Step of the version that the trainer published last.",
+        priority = 1
+    )
+)]
+#[schemars(transform = schema::finish, extend("x-kubernetes-validations" = schema::rules(&[(
+    "self.commit.mode != 'InPlace' || self.commit.strategy.type == 'Rolling'",
+    "commit.mode InPlace needs strategy type Rolling: in place, the trainer's death would poison every \
+     replica at once",
+), (
+    "self.transfer.encryption != 'Required' || !(self.transfer.transport in ['Nccl', 'NcclM2n'])",
+    "transfer.transport must not be Nccl or NcclM2n while encryption is Required: NCCL cannot encrypt",
+)])))]
 pub struct WeightRefitSpec {
-    /// paused: no new round begins while true; a running one ends by itself. Default false. Mutable.
+    /// paused: no new round begins while true; a running one ends by itself, replicas go on serving. Default false.
+    /// Mutable. Example: `true` while the engines' nodes are repaired.
     #[serde(default)]
     pub paused: bool,
-    /// model: which tensors there are. Immutable.
+    /// model: which tensors there are. Required. Immutable: another model is another refit.
+    #[schemars(extend("x-kubernetes-validations" = schema::rules(&[("self == oldSelf",
+        "model is immutable: another model is another WeightRefit")])))]
     pub model: Model,
-    /// training: the side that publishes.
+    /// training: the side that publishes. Required. Mutable.
     pub training: Training,
-    /// inference: the side that receives.
+    /// inference: the side that receives. Required. Mutable.
     pub inference: Inference,
-    /// commit: how arrived bytes become served weights.
+    /// commit: how arrived bytes become served weights. Mutable.
     #[serde(default)]
     pub commit: Commit,
-    /// lag: how far replicas may stay behind.
+    /// lag: how far replicas may stay behind the trainer. Mutable.
     #[serde(default)]
     pub lag: Lag,
-    /// transfer: how bytes travel.
+    /// transfer: how bytes travel. Mutable.
     #[serde(default)]
     pub transfer: Transfer,
-    /// timeouts: of each phase of a round.
+    /// timeouts: of each phase of a round. Mutable.
     #[serde(default)]
     pub timeouts: Timeouts,
 }
 
-/// Which tensors the model has. Example: `{type: TensorTable, tensorTable: {configMapKeyRef: {name: t, key: k}}}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Model {
-    /// type: which member is set.
-    #[serde(rename = "type")]
-    pub kind: ModelType,
-    /// huggingFaceConfig: the model's `config.json`.
-    pub hugging_face_config: Option<KeySource>,
-    /// tensorTable: names, shapes and dtypes as JSON.
-    pub tensor_table: Option<KeySource>,
-}
-
-/// Kinds of [`Model`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ModelType {
-    /// The table follows from the model's `config.json`.
-    HuggingFaceConfig,
-    /// The table is given.
-    TensorTable,
-    /// The trainer registers it.
-    Registered,
-}
-
-/// A value in a ConfigMap of the refit's namespace.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct KeySource {
-    /// configMapKeyRef: the ConfigMap and its key.
-    pub config_map_key_ref: ConfigMapKey,
-}
-
-/// One key of one ConfigMap. Example: `{name: qwen3-30b-config, key: config.json}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct ConfigMapKey {
-    /// name: of the ConfigMap.
-    pub name: String,
-    /// key: under `data`, or under `binaryData` (gzip allowed).
-    pub key: String,
-}
-
 /// The side that publishes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = schema::rules(&[(
+    "self.worldSize % (has(self.ranks.ranksPerPod) ? self.ranks.ranksPerPod : 1) == 0",
+    "worldSize must be a multiple of ranks.ranksPerPod",
+)])))]
 pub struct Training {
-    /// worldSize: number of training ranks; 1 to 8,192. Mutable: a change ends the epoch.
+    /// worldSize: number of training ranks. Required; 1 to 8,192. Mutable: a change ends the epoch. Example: `16`.
+    #[schemars(range(min = 1, max = limits::RANKS_MAX))]
     pub world_size: i32,
-    /// ranks: how pods become ranks.
+    /// ranks: how pods become ranks. Required. Mutable.
     pub ranks: Ranks,
-    /// workloadRef: the workload; gives desired size, completion and suspension. Optional.
+    /// workloadRef: the trainer's workload, which tells desired size, completion and suspension. Absent by default:
+    /// then what is found is what is desired. Mutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub workload_ref: Option<WorkloadRef>,
-    /// layout: where each element lies on each rank. Default Registered.
+    /// layout: where each element lies on each rank. Default type Registered. Mutable.
     #[serde(default)]
     pub layout: Layout,
-    /// publish: what happens to the trainer's memory meanwhile.
+    /// publish: what happens to the trainer's memory while a version is sent. Mutable.
     #[serde(default)]
     pub publish: Publish,
 }
 
 /// The side that receives.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Inference {
-    /// pools: 1 to 16, each name once.
+    /// pools: sets of replicas that share one layout; layouts may differ between pools. Required; 1 to 16, each name
+    /// once. Mutable. Example: `[{name: default, ranksPerReplica: 8, ranks: {type: LeaderWorkerSet, ranksPerPod: 8}}]`.
+    #[schemars(
+        length(min = 1, max = limits::POOLS_MAX),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
     pub pools: Vec<Pool>,
 }
 
 /// Replicas that share one layout.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(extend("x-kubernetes-validations" = schema::rules(&[(
+    "!has(self.ranks.ranksPerPod) || self.ranksPerReplica % self.ranks.ranksPerPod == 0 || \
+     self.ranks.ranksPerPod % self.ranksPerReplica == 0",
+    "one of ranks.ranksPerPod and ranksPerReplica must divide the other",
+), (
+    "self.ranks.type != 'Deployment' || !has(self.ranks.ranksPerPod) || \
+     self.ranks.ranksPerPod >= self.ranksPerReplica",
+    "a pod of a Deployment must hold whole replicas: its pods are alike, so nothing tells which part one would be",
+)])))]
 pub struct Pool {
-    /// name: of the pool; a DNS label, matched by the pods' label `weightrefit.dev/pool`.
+    /// name: of the pool, matched by the pods' label `weightrefit.dev/pool`, whose absence means `default`. Required;
+    /// a DNS label of at most 63 bytes. Mutable: another name is another pool. Example: `default`.
+    #[schemars(length(max = limits::LABEL_MAX), regex(pattern = DNS_LABEL))]
     pub name: String,
-    /// ranksPerReplica: model-parallel ranks of one engine instance; 1 to 8,192.
+    /// ranksPerReplica: model-parallel ranks of one engine instance. Required; 1 to 8,192. Mutable. Example: `8`.
+    #[schemars(range(min = 1, max = limits::RANKS_MAX))]
     pub ranks_per_replica: i32,
-    /// minReplicas: below this many serving replicas the refit is not Ready; 1 to 1,024, default 1.
+    /// minReplicas: while fewer replicas serve, the refit is not Ready. Default 1; 1 to 1,024. Mutable. Example: `2`.
     #[serde(default = "one")]
+    #[schemars(range(min = 1, max = limits::REPLICAS_MAX))]
     pub min_replicas: i32,
-    /// ranks: how pods become ranks and replicas.
+    /// ranks: how pods become ranks and replicas. Required. Mutable.
     pub ranks: Ranks,
-    /// workloadRef: the workload; gives the desired size. Optional.
+    /// workloadRef: the engines' workload, which tells the desired size. Absent by default: then what is found is
+    /// what is desired. Mutable.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub workload_ref: Option<WorkloadRef>,
-    /// layout: where each element lies on each rank. Default Registered.
+    /// layout: where each element lies on each rank of a replica. Default type Registered. Mutable.
     #[serde(default)]
     pub layout: Layout,
-    /// bootstrapFrom: where a new replica's first weights come from. Default Auto.
+    /// bootstrapFrom: where a new replica's first weights come from. Default Auto. Mutable. Example: `Training`.
     #[serde(default)]
     pub bootstrap_from: BootstrapFrom,
-    /// serving: when a replica may take requests. Default AfterFirstRefit.
+    /// serving: when a replica may take requests. Default type AfterFirstRefit. Mutable.
     #[serde(default)]
     pub serving: Serving,
 }
@@ -191,128 +208,11 @@ fn one() -> i32 {
 }
 
 /// Source of a new replica's first weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum BootstrapFrom {
     /// The trainer while it holds the version, else replicas that do.
     #[default]
     Auto,
     /// The trainer only.
     Training,
-}
-
-/// How pods become ranks. Example: `{type: StatefulSet, ranksPerPod: 8}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Ranks {
-    /// type: the workload's kind, or where else a rank is told.
-    #[serde(rename = "type")]
-    pub kind: RanksType,
-    /// ranksPerPod: ranks that one pod hosts; default ranksPerReplica on the inference side, 1 in training.
-    pub ranks_per_pod: Option<i32>,
-    /// jobSet: which parts of the JobSet are ranks.
-    pub job_set: Option<JobSetRanks>,
-    /// label: the pod labels that hold rank and replica.
-    pub label: Option<LabelRanks>,
-}
-
-/// Kinds of [`Ranks`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RanksType {
-    /// Ranks in order of replicated job and completion index.
-    JobSet,
-    /// A group is a replica; the worker index counts inside it.
-    LeaderWorkerSet,
-    /// The ordinal counts.
-    StatefulSet,
-    /// The completion index counts.
-    IndexedJob,
-    /// A pod is one or more whole replicas.
-    Deployment,
-    /// Agents announce their rank.
-    RayCluster,
-    /// A clique set's index counts.
-    PodCliqueSet,
-    /// Pod labels say it.
-    Label,
-    /// Agents announce their rank.
-    Registered,
-}
-
-/// Parts of a JobSet that are ranks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct JobSetRanks {
-    /// replicatedJobs: their names, in rank order.
-    pub replicated_jobs: Vec<String>,
-}
-
-/// Pod labels that hold rank and replica.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct LabelRanks {
-    /// rankKey: label of the pod's first rank.
-    pub rank_key: String,
-    /// replicaKey: label of the replica's name; inference only.
-    pub replica_key: Option<String>,
-}
-
-/// A workload, by name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct WorkloadRef {
-    /// apiVersion: group and version of the kind.
-    pub api_version: String,
-    /// kind: of the workload.
-    pub kind: String,
-    /// namespace: default the refit's own.
-    pub namespace: Option<String>,
-    /// name: of the workload.
-    pub name: String,
-}
-
-/// Where each element lies on each rank. Example: `{type: Preset, preset: {name: megatron/qwen3-moe, revision: 1}}`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Layout {
-    /// type: which member is set.
-    #[serde(rename = "type")]
-    pub kind: LayoutType,
-    /// preset: a document that weightrefit ships.
-    pub preset: Option<PresetRef>,
-    /// inline: a `layout: v1` document.
-    pub inline: Option<serde_json::Value>,
-    /// configMap: a `layout: v1` document in a ConfigMap of the refit's namespace.
-    pub config_map: Option<ConfigMapKey>,
-}
-
-impl Default for Layout {
-    fn default() -> Self {
-        Self { kind: LayoutType::Registered, preset: None, inline: None, config_map: None }
-    }
-}
-
-/// Kinds of [`Layout`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LayoutType {
-    /// A shipped document.
-    Preset,
-    /// A document in the resource.
-    Inline,
-    /// A document in a ConfigMap.
-    ConfigMap,
-    /// What clients register.
-    Registered,
-}
-
-/// A shipped layout document. Example: `{name: vllm/qwen-dense, revision: 1, sizes: {tp: 2}}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct PresetRef {
-    /// name: as `weightrefit layout presets` lists it.
-    pub name: String,
-    /// revision: of the document; at least 1.
-    pub revision: i32,
-    /// sizes: of the parallel axes; replaces the document's own.
-    #[serde(default)]
-    pub sizes: BTreeMap<String, i32>,
 }

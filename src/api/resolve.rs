@@ -2,12 +2,12 @@
 //! ranks. Used offline (`plan`, `validate`), by `local`, and by a coordinator; agents never expand presets.
 
 use crate::api::documents::{Document, Documents};
+use crate::api::manifest::Manifest;
 use crate::api::mistaken::Sort;
 use crate::api::problem::{FieldPath, Problem, Refusal};
 use crate::api::ranks::{self, Pod};
-use crate::api::refit::{
-    ConfigMapKey, KeySource, Layout as LayoutSource, Model, PresetRef, WeightRefit, WeightRefitSpec,
-};
+use crate::api::refit::WeightRefitSpec;
+use crate::api::source::{ConfigMapKey, KeySource, Layout as LayoutSource, Model, PresetRef};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -110,11 +110,11 @@ pub struct ResolvedPool {
 /// With the first field that names something that is absent, malformed, or beyond this version.
 pub fn resolve(
     documents: &Documents,
-    refit: &Document<WeightRefit>,
+    refit: &Document<Manifest>,
     options: &Options,
 ) -> Result<ResolvedRefit, Refusal> {
     let lookup = Lookup { documents, refit };
-    let WeightRefit { metadata, spec, .. } = &refit.value;
+    let Manifest { metadata, spec, .. } = &refit.value;
     let at = FieldPath::of("spec");
     let model = at.key("model");
     let config = lookup.config(&model, &spec.model);
@@ -241,7 +241,7 @@ struct Ranks {
 
 struct Lookup<'a> {
     documents: &'a Documents,
-    refit: &'a Document<WeightRefit>,
+    refit: &'a Document<Manifest>,
 }
 
 impl Lookup<'_> {
@@ -313,7 +313,7 @@ impl Sides<'_> {
         let refuse = |path: FieldPath, problem: Problem| self.lookup.refit.refuse(path, problem);
         let (path, origin, document) = match (&source.preset, &source.inline, &source.config_map) {
             (_, Some(inline), _) => {
-                (path.key("inline"), Origin::Inline, layout::Document::from_value(inline))
+                (path.key("inline"), Origin::Inline, layout::Document::from_value(&inline.clone().into()))
             }
             (_, _, Some(key)) => {
                 let path = path.key("configMap");

@@ -1,7 +1,8 @@
 //! A resolved refit as agents get it: documents in canonical form and policies in the protocol's units.
 
-use crate::api::policy::{Encryption, OnReplicaFailure, Timeouts, Verification};
+use crate::api::policy::{Encryption, OnReplicaFailure, Verification};
 use crate::api::resolve::{ResolvedRefit, Side};
+use crate::api::timeouts::Timeouts;
 use weightrefit_core::round::message;
 use weightrefit_proto::refit::{self, Policy, Pool, Refit};
 

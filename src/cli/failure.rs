@@ -1,8 +1,8 @@
 //! Why a command did not succeed: the error, what to do about it, and the exit code.
 
 use crate::api::documents::Document;
+use crate::api::manifest::Manifest;
 use crate::api::problem::{Problem, Refusal};
-use crate::api::refit::WeightRefit;
 use crate::api::resolve::NoPlan;
 use std::error::Error;
 use std::process::ExitCode;
@@ -72,7 +72,7 @@ impl From<Refusal> for Failure {
 
 impl Failure {
     /// `refit` has no plan.
-    pub(crate) fn no_plan(refit: &Document<WeightRefit>, error: NoPlan) -> Self {
+    pub(crate) fn no_plan(refit: &Document<Manifest>, error: NoPlan) -> Self {
         match error {
             NoPlan::Layout { path, source } => refit.refuse(path, Problem::Layout(source)).into(),
             NoPlan::Plan(error) => {

@@ -1,8 +1,8 @@
 //! Files that commands read.
 
 use crate::api::documents::{Document, Documents, SourceText};
+use crate::api::manifest::Manifest;
 use crate::api::problem::nearest;
-use crate::api::refit::WeightRefit;
 use crate::cli::{Failure, Printer};
 use crate::limits;
 use std::fs::{self, File, FileType};
@@ -53,7 +53,7 @@ pub(crate) struct Which {
 }
 
 impl Which {
-    pub(crate) fn of<'d>(&self, documents: &'d Documents) -> Result<&'d Document<WeightRefit>, Failure> {
+    pub(crate) fn of<'d>(&self, documents: &'d Documents) -> Result<&'d Document<Manifest>, Failure> {
         let names: Vec<String> =
             documents.refits.iter().map(|refit| refit.value.metadata.name.clone()).collect();
         let all = || names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");

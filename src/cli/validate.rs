@@ -1,8 +1,8 @@
 //! `weightrefit validate`.
 
 use crate::api::documents::{Document, Documents};
+use crate::api::manifest::Manifest;
 use crate::api::problem::{Problem, Refusal};
-use crate::api::refit::WeightRefit;
 use crate::api::resolve::{Options, resolve};
 use crate::api::supported;
 use crate::cli::input::Files;
@@ -36,7 +36,7 @@ impl Validate {
                     "fields"
                 }
             };
-            let WeightRefit { metadata, .. } = &refit.value;
+            let Manifest { metadata, .. } = &refit.value;
             printer
                 .data(&format!("WeightRefit {}/{} is valid: {checked}", metadata.namespace, metadata.name))?;
         }
@@ -47,7 +47,7 @@ impl Validate {
 /// The inner error is what stands in the way of checking more than fields.
 fn validate(
     documents: &Documents,
-    refit: &Document<WeightRefit>,
+    refit: &Document<Manifest>,
     tensors: Option<TensorTable>,
     printer: &Printer,
 ) -> Result<Result<(), Refusal>, Failure> {

@@ -10,7 +10,7 @@ use super::progress::Progress;
 use super::report::{LocalReport, PlanPart, RoundLine, SCHEMA};
 use super::run::LocalError;
 use super::world::{Key, World};
-use crate::api::policy::Timeouts;
+use crate::api::timeouts::Timeouts;
 use crate::coordinator::{Coordinator, Server, View};
 use crate::identity::Tokens;
 use crate::limits;
