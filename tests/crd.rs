@@ -230,8 +230,35 @@ const RULES: &[Rule] = &[
         good: &[r#"{"default": {"a": 1}, "properties": {"a": {"default": 1}, "b": {}}}"#],
     },
     Rule {
+        name: "a required field of spec says so, and no other does",
+        find: |path, node| {
+            if path.first().is_none_or(|first| first != "spec") {
+                return None;
+            }
+            let required: Vec<_> =
+                node.get("required").and_then(Value::as_array).into_iter().flatten().collect();
+            let mut fields = node.get("properties")?.as_object()?.iter();
+            let differs = fields.find(|(key, of)| {
+                let text = of.get("description").and_then(Value::as_str).unwrap_or_default();
+                let says =
+                    ["Required.", "Required;", "Required where"].iter().any(|words| text.contains(words));
+                says != required.iter().any(|name| *name == *key)
+            });
+            differs.map(|(key, _)| format!("differs in `{key}`"))
+        },
+        bad: &[
+            r#"{"required": ["a"], "properties": {"a": {"description": "a: n. Absent by default."}}}"#,
+            r#"{"properties": {"a": {"description": "a: n. Required; 1 to 2."}}}"#,
+        ],
+        good: &[r#"{"required": ["a"], "properties": {"a": {"description": "a: n. Required; 1 to 2."}}}"#],
+    },
+    Rule {
         name: "the schema is structural",
-        find: |_, node| {
+        find: |path, node| {
+            // kube writes the root, and there an optional status; the API server keeps no null in it.
+            if path == ["status"] && node.get("properties").is_some() {
+                return None;
+            }
             let loose = [
                 "anyOf",
                 "oneOf",

@@ -263,8 +263,8 @@ pub enum OnExceeded {
 pub struct Transfer {
     /// transport: what carries weight bytes. Default Auto. Mutable. Example: `Tcp`.
     pub transport: Transport,
-    /// encryption: which weight bytes are encrypted; control always is mutual TLS. Excludes transport Nccl and NcclM2n
-    /// where it is Required. Default Required. Mutable. Example: `TrustedFabric`.
+    /// encryption: which weight bytes are encrypted; control always is mutual TLS. Value Required excludes transport
+    /// Nccl and NcclM2n. The default is Required, the strictest. Mutable. Example: `TrustedFabric`.
     pub encryption: Encryption,
     /// verification: what is proven before a commit. Default Full. Mutable. Example: `Disabled`.
     pub verification: Verification,

@@ -103,8 +103,6 @@ pub struct WeightRefitSpec {
     #[serde(default)]
     pub paused: bool,
     /// model: which tensors there are. Required. Immutable: another model is another refit.
-    #[schemars(extend("x-kubernetes-validations" = schema::rules(&[("self == oldSelf",
-        "model is immutable: another model is another WeightRefit")])))]
     pub model: Model,
     /// training: the side that publishes. Required. Mutable.
     pub training: Training,

@@ -40,6 +40,11 @@ pub(super) fn union(members: &[(&str, &str)]) -> Value {
     members.iter().map(rule).collect()
 }
 
+/// Several lists of rules as one: a schema has a single list, and the last one written would win.
+pub(super) fn all(lists: &[Value]) -> Value {
+    lists.iter().filter_map(Value::as_array).flatten().cloned().collect()
+}
+
 /// An object of any keys.
 pub(super) fn free_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({

@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 /// Which tensors the model has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[schemars(extend("x-kubernetes-validations" = schema::union(&[
-    ("HuggingFaceConfig", "huggingFaceConfig"),
-    ("TensorTable", "tensorTable"),
+#[schemars(extend("x-kubernetes-validations" = schema::all(&[
+    schema::union(&[("HuggingFaceConfig", "huggingFaceConfig"), ("TensorTable", "tensorTable")]),
+    schema::rules(&[("self == oldSelf", "model is immutable: another model is another WeightRefit")]),
 ])))]
 pub struct Model {
     /// type: where the tensors' names, shapes and dtypes come from. Required. Immutable. Example: `TensorTable`.
@@ -77,7 +77,7 @@ pub struct Layout {
     pub preset: Option<PresetRef>,
     /// inline: a `layout: v1` document; condition Accepted tells what is wrong with it. Required for, and only for,
     /// type Inline; at most 32 keys. Mutable. Example: `{layout: v1, world: 2, sizes: {tp: 2}, grids: {all: [tp]}, …}`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::free_object")]
     pub inline: Option<serde_json::Map<String, serde_json::Value>>,
     /// configMap: a `layout: v1` document in a ConfigMap of the refit's namespace. Required for, and only for, type
