@@ -82,8 +82,7 @@ pub(super) fn time(_: &mut SchemaGenerator) -> Schema {
 
 /// The type of a condition: open, but with the meaning of those that are known.
 pub(super) fn condition_type(_: &mut SchemaGenerator) -> Schema {
-    let meaning = |kind: &ConditionType| (kind.name(), kind.meaning());
-    let known: Vec<_> = ConditionType::ALL.iter().map(meaning).collect();
+    let known: Vec<_> = ConditionType::ALL.iter().map(|kind| word(kind.name(), kind.meaning())).collect();
     json_schema!({
         "type": "string",
         "minLength": 1,
@@ -112,9 +111,11 @@ pub(super) fn outcome(_: &mut SchemaGenerator) -> Schema {
 
 /// A closed set of words as derive writes it for an enum with doc comments.
 fn values(values: &[(&str, &str)]) -> Schema {
-    let value =
-        |(name, meaning): &(&str, &str)| json!({"type": "string", "const": name, "description": meaning});
-    json_schema!({"oneOf": values.iter().map(value).collect::<Vec<_>>()})
+    json_schema!({"oneOf": values.iter().map(|(name, meaning)| word(name, meaning)).collect::<Vec<_>>()})
+}
+
+fn word(name: &str, meaning: &str) -> Value {
+    json!({"type": "string", "const": name, "description": meaning})
 }
 
 /// Finishes the schema of `spec` or `status`, all types inlined: makes it structural, and its texts readable.
@@ -165,29 +166,23 @@ fn unwrap_option(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Words with a meaning each become `enum`; the meanings, for which it has no place, join the description.
+/// Words with a meaning each become `enum`, unless the set is open; the meanings, for which `enum` has no place, join
+/// the description.
 fn close_enum(schema: &mut Map<String, Value>) {
-    let words: Vec<(Value, String)> = if let Some(Value::Array(variants)) = schema.remove("oneOf") {
-        let word = |variant: &Value| {
-            (variant["const"].clone(), variant["description"].as_str().unwrap_or_default().to_owned())
-        };
-        let words: Vec<_> = variants.iter().map(word).collect();
-        schema.insert("type".into(), "string".into());
-        schema.insert("enum".into(), words.iter().map(|(word, _)| word.clone()).collect());
-        words
-    } else if let Some(Value::Array(known)) = schema.remove(KNOWN) {
-        known.iter().map(|pair| (pair[0].clone(), pair[1].as_str().unwrap_or_default().to_owned())).collect()
-    } else {
-        return;
+    let (head, words) = match (schema.remove("oneOf"), schema.remove(KNOWN)) {
+        (Some(Value::Array(words)), _) => {
+            schema.insert("type".into(), "string".into());
+            schema.insert("enum".into(), words.iter().map(|word| word["const"].clone()).collect());
+            ("Possible values:", words)
+        }
+        (_, Some(Value::Array(words))) => ("Known values:", words),
+        _ => return,
     };
     let text = schema.get("description").and_then(Value::as_str).unwrap_or_default();
-    let mut text = format!("{text}\n\nPossible values:");
-    for (word, meaning) in words {
-        text.push_str(&format!(
-            "\n- `{}`: {}",
-            word.as_str().unwrap_or_default(),
-            meaning.replace('\n', " ")
-        ));
+    let mut text = format!("{text}\n\n{head}");
+    for word in &words {
+        let of = |key: &str| word[key].as_str().unwrap_or_default().replace('\n', " ");
+        text.push_str(&format!("\n- `{}`: {}", of("const"), of("description")));
     }
     schema.insert("description".into(), text.into());
 }
