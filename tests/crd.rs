@@ -9,6 +9,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use weightrefit::api::refit::WeightRefit;
+use weightrefit::api::status::WeightRefitStatus;
+use weightrefit_core::membership::roster::Cause;
+use weightrefit_proto::report::RoundOutcome;
 
 const FILE: &str = "crds/weightrefits.weightrefit.dev.yaml";
 
@@ -77,6 +80,31 @@ fn columns_and_names_are_those_of_the_contract() {
             node = &node["properties"][key];
         }
         assert!(!node.is_null(), "{path} is not in the schema");
+    }
+}
+
+#[test]
+fn a_status_is_written_as_it_was_read() {
+    let text = include_str!("crd_status.json");
+    let status: WeightRefitStatus = serde_json::from_str(text).expect("status");
+    assert_eq!(
+        serde_json::to_value(&status).expect("JSON"),
+        serde_json::from_str::<Value>(text).expect("JSON")
+    );
+    assert_eq!(serde_json::to_value(WeightRefitStatus::default()).expect("JSON"), json!({}));
+    let newer = r#"{"observedGeneration": 1, "unheardOf": true}"#;
+    assert_eq!(serde_json::from_str::<WeightRefitStatus>(newer).expect(newer).observed_generation, Some(1));
+}
+
+#[test]
+fn closed_sets_that_other_crates_own_are_theirs() {
+    let schema = schema();
+    let status = &schema["properties"]["status"]["properties"];
+    for word in status["membership"]["properties"]["cause"]["enum"].as_array().expect("causes") {
+        serde_json::from_value::<Cause>(word.clone()).expect("a cause");
+    }
+    for word in status["lastRound"]["properties"]["outcome"]["enum"].as_array().expect("outcomes") {
+        serde_json::from_value::<RoundOutcome>(word.clone()).expect("an outcome");
     }
 }
 

@@ -82,6 +82,30 @@ const BAD: &[(&str, &str, &str)] = &[
     ),
 ];
 
+/// What is replaced by what the API server refuses by the bounds and forms of single fields.
+const OUT_OF_BOUNDS: &[(&str, &str)] = &[
+    ("worldSize: 16", "worldSize: 0"),
+    ("worldSize: 16", "worldSize: 8200"),
+    ("worldSize: 16", "worldSize: 1.5"),
+    ("worldSize: 16", "worldsize: 16"),
+    ("revision: 1", "revision: 0"),
+    ("revision: 1", "revision: 1000001"),
+    ("tp: 2", "tp: 0"),
+    ("maxUnavailable: 25%", "maxUnavailable: 0"),
+    ("maxUnavailable: 25%", "maxUnavailable: 1025"),
+    ("maxUnavailable: 25%", "maxUnavailable: 0%"),
+    ("maxUnavailable: 25%", "maxUnavailable: 05%"),
+    ("maxUnavailable: 25%", "maxUnavailable: 101%"),
+    ("name: default", "name: Default"),
+    ("transport: Tcp", "verification: Off"),
+    ("key: config.json", "key: a/b"),
+    ("[trainer]", "[trainer, trainer]"),
+    ("[trainer]", "[]"),
+    ("  commit: {", "  timeouts: {totalSeconds: 0}\n  commit: {"),
+    ("  commit: {", "  lag: {maxSteps: 1000001}\n  commit: {"),
+    ("maxStaleSteps: 4", "maxStaleSeconds: 0"),
+];
+
 /// Rules that a single file cannot break, since they compare with what was there before.
 const TRANSITIONS: &[&str] = &["model is immutable: another model is another WeightRefit"];
 
@@ -117,6 +141,16 @@ fn what_the_definition_refuses_files_refuse_too() {
         assert!(said.iter().any(|said| said == message), "{new}: {said:?}");
         parsed(&text).expect_err(new);
     }
+}
+
+#[test]
+fn files_have_the_bounds_of_the_definition() {
+    for (old, new) in OUT_OF_BOUNDS {
+        assert!(GOOD.contains(old), "`{old}` is not there");
+        parsed(&GOOD.replacen(old, new, 1)).expect_err(new);
+    }
+    let long = format!("name: {}.{}, key", "a".repeat(100), "b".repeat(152));
+    parsed(&GOOD.replace("name: qwen3-30b-config, key", &long)).expect("a name of 253 bytes");
 }
 
 #[test]

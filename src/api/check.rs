@@ -255,10 +255,12 @@ fn strategy(at: &FieldPath, strategy: &Strategy) -> Result<(), Found> {
     let at = at.key("rolling.maxUnavailable");
     match max_unavailable {
         IntOrString::Int(number) => bounded(&at, *number, 1, limits::REPLICAS_MAX),
-        IntOrString::String(text) => match text.strip_suffix('%').map(str::parse::<i32>) {
-            Some(Ok(percent)) => bounded(&at, percent, 1, 100),
-            _ => Err(malformed(at, text, "a number or a percentage such as `25%`")),
-        },
+        IntOrString::String(text) => {
+            match text.strip_suffix('%').filter(|digits| is_number(digits)).map(str::parse) {
+                Some(Ok(percent)) => bounded(&at, percent, 1, 100),
+                _ => Err(malformed(at, text, "a number or a percentage such as `25%`")),
+            }
+        }
     }
 }
 
@@ -339,19 +341,25 @@ fn label(at: &FieldPath, text: &str) -> Result<(), Found> {
 }
 
 fn subdomain(at: &FieldPath, text: &str) -> Result<(), Found> {
-    if text.len() <= limits::OBJECT_NAME_MAX && text.split('.').all(is_label) {
+    if text.len() <= limits::OBJECT_NAME_MAX && text.split('.').all(is_name) {
         return Ok(());
     }
     Err(malformed(at.clone(), text, "an object name: lower-case letters, digits, inner `-` and `.`"))
 }
 
 fn is_label(text: &str) -> bool {
+    text.len() <= limits::LABEL_MAX && is_name(text)
+}
+
+/// One part of an object's name; Kubernetes bounds only their sum.
+fn is_name(text: &str) -> bool {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    !text.is_empty()
-        && text.len() <= limits::LABEL_MAX
-        && text.bytes().all(inner)
-        && !text.starts_with('-')
-        && !text.ends_with('-')
+    !text.is_empty() && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+/// A decimal number without sign or leading zero.
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0')
 }
 
 fn malformed(at: FieldPath, value: &str, expected: &'static str) -> Found {
