@@ -3,6 +3,7 @@
 //!
 //! `REWRITE=1 cargo test --test crd` writes the file anew.
 
+use crate::schema;
 use kube::CustomResourceExt;
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -85,7 +86,7 @@ fn columns_and_names_are_those_of_the_contract() {
 
 #[test]
 fn a_status_is_written_as_it_was_read() {
-    let text = include_str!("crd_status.json");
+    let text = include_str!("status.json");
     let status: WeightRefitStatus = serde_json::from_str(text).expect("status");
     assert_eq!(
         serde_json::to_value(&status).expect("JSON"),
@@ -106,11 +107,6 @@ fn closed_sets_that_other_crates_own_are_theirs() {
     for word in status["lastRound"]["properties"]["outcome"]["enum"].as_array().expect("outcomes") {
         serde_json::from_value::<RoundOutcome>(word.clone()).expect("an outcome");
     }
-}
-
-fn schema() -> Value {
-    let crd = serde_json::to_value(WeightRefit::crd()).expect("JSON");
-    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
 }
 
 /// One rule for every node of the schema: what is wrong with the node, and samples (each the schema of `spec`) that it

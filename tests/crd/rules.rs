@@ -1,12 +1,11 @@
 //! The rules that the API server enforces from the definition are those that files are checked by: each row is refused
 //! by both, and each rule of the definition has a row. The rules are evaluated as the API server does, defaults first.
 
-use kube::CustomResourceExt;
+use crate::schema;
 use kube::core::cel::Validator;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use weightrefit::api::documents::{Documents, SourceText};
-use weightrefit::api::refit::WeightRefit;
 
 const GOOD: &str = "\
 apiVersion: weightrefit.dev/v1alpha1
@@ -108,11 +107,6 @@ const OUT_OF_BOUNDS: &[(&str, &str)] = &[
 
 /// Rules that a single file cannot break, since they compare with what was there before.
 const TRANSITIONS: &[&str] = &["model is immutable: another model is another WeightRefit"];
-
-fn schema() -> Value {
-    let crd = serde_json::to_value(WeightRefit::crd()).expect("JSON");
-    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
-}
 
 /// What the API server would say of `text`.
 fn broken(schema: &Value, text: &str, old: Option<&str>) -> Vec<String> {
