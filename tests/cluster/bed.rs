@@ -128,8 +128,8 @@ fn checkout() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Folder of etcd, kube-apiserver and kubectl. `tests/run` has built them before; a bare `cargo test` does it here, which
-/// takes minutes the first time.
+/// Folder of etcd, kube-apiserver and kubectl. `tests/run` has built them before; a bare `cargo test` does it here,
+/// which takes minutes the first time.
 fn programs() -> &'static Path {
     static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
         let build = Command::new(checkout().join("tests/testbed/build")).stderr(Stdio::inherit()).output();
