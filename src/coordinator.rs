@@ -18,7 +18,7 @@ mod wire;
 mod tests;
 
 pub use gate::Gate;
-pub use hub::{AgentView, Coordinator, Settings, View};
+pub use hub::{AgentView, Coordinator, EndedRound, Settings, View};
 pub use record::{EpochRecord, InMemory, RecordError};
 pub use server::Server;
 pub use tls::TlsError;

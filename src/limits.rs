@@ -120,6 +120,9 @@ pub const HUB_INPUTS_MAX: usize = 1_024;
 /// Instructions that wait for one agent: there are three kinds, and a later Configure replaces an older one.
 pub const INSTRUCTIONS_MAX: usize = 16;
 
+/// From an epoch that could not be recorded to the next attempt: an API server that restarts is back after several.
+pub const RECORD_RETRY_MS: u64 = 1_000;
+
 /// Local run: steps of one run; enough to watch it for hours, and a number that no typo reaches.
 pub const LOCAL_ROUNDS_MAX: u32 = 100_000;
 

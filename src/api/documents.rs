@@ -10,6 +10,8 @@ use crate::api::strict;
 use crate::api::yaml::{Node, Unreadable, Value};
 use crate::limits;
 use base64::Engine;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::BTreeMap;
@@ -27,18 +29,25 @@ pub struct SourceText {
 /// A typed document that still knows where its fields stand.
 #[derive(Debug, Clone)]
 pub struct Document<T> {
-    /// The file it came from.
+    /// The file it came from, or kind, namespace and name of the object.
     pub file: String,
     /// The document.
     pub value: T,
-    node: Node,
+    /// `None` for an object that an API server sent.
+    node: Option<Node>,
 }
 
 impl<T> Document<T> {
-    /// A refusal of the field `path` of this document, with its line.
+    /// An object that an API server sent.
+    #[must_use]
+    pub fn fetched(object: String, value: T) -> Self {
+        Self { file: object, value, node: None }
+    }
+
+    /// A refusal of the field `path` of this document, with its line where it has lines.
     #[must_use]
     pub fn refuse(&self, path: FieldPath, problem: Problem) -> Refusal {
-        let position = Some(self.node.position_of(&path));
+        let position = self.node.as_ref().map(|node| node.position_of(&path));
         Refusal { file: self.file.clone(), position, path, problem: problem.into() }
     }
 }
@@ -61,6 +70,22 @@ pub struct ConfigMap {
     kind: IgnoredAny,
     #[serde(default)]
     immutable: IgnoredAny,
+}
+
+impl From<v1::ConfigMap> for ConfigMap {
+    fn from(map: v1::ConfigMap) -> Self {
+        let base64 = |bytes: ByteString| base64::engine::general_purpose::STANDARD.encode(bytes.0);
+        let binary = map.binary_data.unwrap_or_default().into_iter();
+        let (api_version, kind, immutable) = Default::default();
+        Self {
+            metadata: map.metadata.into(),
+            data: map.data.unwrap_or_default(),
+            binary_data: binary.map(|(key, bytes)| (key, base64(bytes))).collect(),
+            api_version,
+            kind,
+            immutable,
+        }
+    }
 }
 
 /// A document that is of no use here.
@@ -103,6 +128,16 @@ impl Documents {
             }
         }
         Ok(documents)
+    }
+
+    /// The ConfigMaps that an API server sent, for one refit.
+    #[must_use]
+    pub fn fetched(maps: impl IntoIterator<Item = v1::ConfigMap>) -> Self {
+        let document = |map: v1::ConfigMap| {
+            let map = ConfigMap::from(map);
+            Document::fetched(format!("ConfigMap {}/{}", map.metadata.namespace, map.metadata.name), map)
+        };
+        Self { config_maps: maps.into_iter().map(document).collect(), ..Self::default() }
     }
 
     fn add(
@@ -197,7 +232,7 @@ impl Documents {
 
 fn typed<T: DeserializeOwned>(file: &str, node: Node) -> Result<Document<T>, Refusal> {
     match strict::from_node(&node) {
-        Ok(value) => Ok(Document { file: file.to_owned(), value, node }),
+        Ok(value) => Ok(Document { file: file.to_owned(), value, node: Some(node) }),
         Err(located) => {
             let (path, position) = located.place.unwrap_or_else(|| (FieldPath::default(), node.position));
             Err(Refusal {

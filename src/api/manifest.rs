@@ -1,7 +1,8 @@
 //! A WeightRefit as it stands in a file, before an API server has seen it: the envelope around the specification,
 //! read as strictly as `kubectl apply` does with validation.
 
-use crate::api::refit::WeightRefitSpec;
+use crate::api::refit::{API_VERSION, KIND, WeightRefit, WeightRefitSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
@@ -52,6 +53,37 @@ pub struct Metadata {
     owner_references: IgnoredAny,
     #[serde(default)]
     resource_version: IgnoredAny,
+}
+
+impl From<&WeightRefit> for Manifest {
+    fn from(refit: &WeightRefit) -> Self {
+        Self {
+            api_version: API_VERSION.into(),
+            kind: KIND.into(),
+            metadata: refit.metadata.clone().into(),
+            spec: refit.spec.clone(),
+            status: IgnoredAny,
+        }
+    }
+}
+
+impl From<ObjectMeta> for Metadata {
+    fn from(meta: ObjectMeta) -> Self {
+        Self {
+            name: meta.name.unwrap_or_default(),
+            namespace: meta.namespace.unwrap_or_else(default_namespace),
+            uid: meta.uid,
+            annotations: meta.annotations.unwrap_or_default(),
+            labels: IgnoredAny,
+            creation_timestamp: IgnoredAny,
+            deletion_timestamp: IgnoredAny,
+            finalizers: IgnoredAny,
+            generation: IgnoredAny,
+            managed_fields: IgnoredAny,
+            owner_references: IgnoredAny,
+            resource_version: IgnoredAny,
+        }
+    }
 }
 
 fn default_namespace() -> String {

@@ -73,9 +73,10 @@ pub struct MembershipStatus {
     /// digest: of the membership; agents refuse another one of the same epoch.
     #[schemars(length(max = limits::DIGEST_MAX), regex(pattern = schema::SHA256))]
     pub digest: String,
-    /// runFloor: the next trainer that starts from an older step gets a larger run than this.
-    #[schemars(range(min = 0, max = limits::COUNTER_MAX))]
-    pub run_floor: i64,
+    /// versionFloor: the largest version that any member had heard of; the next trainer that starts from an older step
+    /// gets a larger run, even when all who held the version are gone. Absent before the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version_floor: Option<Version>,
     /// cause: why there is this epoch.
     #[schemars(schema_with = "schema::cause")]
     pub cause: Cause,

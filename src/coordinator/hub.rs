@@ -6,13 +6,14 @@ use super::wire;
 use crate::limits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, Incarnation};
-use weightrefit_core::membership::roster::{Cause, Joining, Recorded, Roster, Spec, Standing};
+use weightrefit_core::membership::roster::{Cause, Joining, Roster, Spec, Standing};
 use weightrefit_core::membership::{Membership, Seat};
+use weightrefit_proto::report::{RoundOutcome, RoundReport};
 use weightrefit_proto::v1;
 use weightrefit_proto::v1::instruction::Kind;
 
@@ -40,8 +41,19 @@ pub struct View {
     pub standing: Standing,
     /// Agents with an open stream.
     pub agents: BTreeMap<Incarnation, AgentView>,
-    /// JSON of the round that ended last.
-    pub last_round: Option<String>,
+    /// The round that ended last.
+    pub last_round: Option<Arc<EndedRound>>,
+    /// The aborted round that ended last.
+    pub last_failed_round: Option<Arc<EndedRound>>,
+}
+
+/// A round, as its leader reported it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndedRound {
+    /// The leader's report.
+    pub report: RoundReport,
+    /// When it came.
+    pub heard: SystemTime,
 }
 
 /// What one agent has said.
@@ -55,6 +67,8 @@ pub struct AgentView {
     pub seats: Vec<Seat>,
     /// Newest epoch that it has accepted.
     pub accepted: Option<Epoch>,
+    /// Digest of the plan that it made of it, `sha256:…`.
+    pub plan_digest: Option<String>,
     /// Why it refused the newest one, where it did.
     pub refused: Option<v1::Fault>,
     /// What its clients do.
@@ -124,10 +138,11 @@ impl Coordinator {
             standing: roster.standing(),
             agents: BTreeMap::new(),
             last_round: None,
+            last_failed_round: None,
         };
         let (publish, view) = watch::channel(first);
         let (sessions, start) = (BTreeMap::new(), Instant::now());
-        let hub = Hub { roster, record, resolved, sessions, publish, start };
+        let hub = Hub { roster, record, resolved, sessions, publish, start, retry_ms: None };
         let task = tokio::spawn(hub.run(queue)).abort_handle();
         Self { refit, view, inputs, desk, task }
     }
@@ -187,13 +202,16 @@ struct Hub<R> {
     sessions: BTreeMap<u64, Session>,
     publish: watch::Sender<View>,
     start: Instant,
+    /// When to try again to record an epoch.
+    retry_ms: Option<u64>,
 }
 
 impl<R: EpochRecord> Hub<R> {
     async fn run(mut self, mut queue: mpsc::Receiver<Input>) {
         loop {
-            let wait = Duration::from_millis(self.roster.next_deadline_ms().saturating_sub(self.now_ms()));
-            let idle = wait.is_zero();
+            let deadline_ms = self.retry_ms.unwrap_or_else(|| self.roster.next_deadline_ms());
+            let wait = Duration::from_millis(deadline_ms.saturating_sub(self.now_ms()));
+            let idle = wait.is_zero() && self.retry_ms.is_none();
             tokio::select! {
                 input = queue.recv() => match input {
                     Some(input) => self.handle(input),
@@ -301,9 +319,19 @@ impl<R: EpochRecord> Hub<R> {
                 }
                 Message::Accepted(accepted) => {
                     agent.accepted = Some(Epoch(accepted.epoch));
+                    agent.plan_digest = Some(accepted.plan_digest);
                     agent.refused = None;
                 }
-                Message::RoundEnded(round) => view.last_round = Some(round.json),
+                Message::RoundEnded(round) => match serde_json::from_str::<RoundReport>(&round.json) {
+                    Ok(report) => {
+                        let ended = Arc::new(EndedRound { report, heard: SystemTime::now() });
+                        if ended.report.outcome == RoundOutcome::Aborted {
+                            view.last_failed_round = Some(Arc::clone(&ended));
+                        }
+                        view.last_round = Some(ended);
+                    }
+                    Err(error) => tracing::warn!(pod = agent.pod_uid, %error, "no report of a round"),
+                },
                 Message::Joining(_) => tracing::warn!(pod = agent.pod_uid, "joined twice on one stream"),
             }
         });
@@ -317,6 +345,10 @@ impl<R: EpochRecord> Hub<R> {
 
     /// Brings the next membership into force, if there is one (C1).
     async fn advance(&mut self) {
+        if self.retry_ms.is_some_and(|retry_ms| self.now_ms() < retry_ms) {
+            return;
+        }
+        self.retry_ms = None;
         let round_open = self.publish.borrow().agents.values().any(|agent| agent.state.round_open);
         let next = match self.roster.next(self.now_ms(), round_open) {
             Ok(Some(next)) => next,
@@ -325,10 +357,15 @@ impl<R: EpochRecord> Hub<R> {
         };
         let membership = next.membership;
         if let Some(cause) = next.cause {
-            let (epoch, digest, floor) = (membership.epoch(), membership.digest(), membership.floor());
-            if let Err(error) = self.record.record(Recorded { epoch, digest, floor }, cause).await {
+            if let Err(error) = self.record.record(&membership, cause).await {
+                // What somebody else wrote meanwhile counts as heard of (R2).
+                if let Some(recorded) = self.record.recorded() {
+                    self.roster.hear(recorded.epoch, recorded.floor);
+                }
+                self.retry_ms = Some(self.now_ms().saturating_add(limits::RECORD_RETRY_MS));
                 return tracing::error!(%error, "no new epoch");
             }
+            let epoch = membership.epoch();
             tracing::info!(%epoch, ?cause, members = membership.members().len(), "new epoch");
         }
         self.roster.enact(Arc::clone(&membership));

@@ -1,6 +1,7 @@
 //! Where epochs are written down.
 
 use std::future::Future;
+use weightrefit_core::membership::Membership;
 use weightrefit_core::membership::roster::{Cause, Recorded};
 
 /// The epoch could not be written down; the coordinator tries again.
@@ -10,13 +11,16 @@ pub struct RecordError(pub String);
 
 /// The one place where the newest `(epoch, membership digest, version floor)` is kept, in one write.
 pub trait EpochRecord: Send + 'static {
-    /// What was written last, by this coordinator or one before it.
+    /// What was written last, by this coordinator or one before it, as far as this one knows.
     fn recorded(&self) -> Option<Recorded>;
 
     /// Writes it down. Only when this has succeeded may an agent hear of the epoch.
+    ///
+    /// # Errors
+    /// It is not written. Where somebody else wrote an epoch meanwhile, [`Self::recorded`] is theirs from now on.
     fn record(
         &mut self,
-        next: Recorded,
+        next: &Membership,
         cause: Cause,
     ) -> impl Future<Output = Result<(), RecordError>> + Send;
 }
@@ -30,8 +34,8 @@ impl EpochRecord for InMemory {
         self.0
     }
 
-    async fn record(&mut self, next: Recorded, _: Cause) -> Result<(), RecordError> {
-        self.0 = Some(next);
+    async fn record(&mut self, next: &Membership, _: Cause) -> Result<(), RecordError> {
+        self.0 = Some(Recorded::from(next));
         Ok(())
     }
 }

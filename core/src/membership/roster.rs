@@ -73,6 +73,12 @@ pub struct Recorded {
     pub floor: Option<VersionFloor>,
 }
 
+impl From<&Membership> for Recorded {
+    fn from(membership: &Membership) -> Self {
+        Self { epoch: membership.epoch(), digest: membership.digest(), floor: membership.floor() }
+    }
+}
+
 /// Why there is a new epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Cause {
@@ -224,8 +230,7 @@ impl Roster {
     /// `membership` is written down (or was): it is in force from now on.
     pub fn enact(&mut self, membership: Arc<Membership>) {
         self.epoch_seen = self.epoch_seen.max(membership.epoch());
-        let (epoch, digest, floor) = (membership.epoch(), membership.digest(), membership.floor());
-        self.recorded = Some(Recorded { epoch, digest, floor });
+        self.recorded = Some(Recorded::from(&*membership));
         self.current = Some((membership, self.spec.generation));
     }
 
