@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, Incarnation};
 use weightrefit_core::membership::roster::{Cause, Joining, Roster, Spec, Standing};
-use weightrefit_core::membership::{Membership, Seat};
+use weightrefit_core::membership::{Member, Membership, Seat};
 use weightrefit_proto::report::{RoundOutcome, RoundReport};
 use weightrefit_proto::v1;
 use weightrefit_proto::v1::instruction::Kind;
@@ -81,14 +81,19 @@ impl View {
     pub fn is_ready(&self) -> bool {
         let Some(membership) = &self.membership else { return false };
         membership.members().iter().all(|member| {
-            let Some(agent) = self.agents.get(&member.incarnation) else { return false };
-            let owned = |rank: &v1::RankState| {
-                rank.registered
-                    && rank.claim.as_ref().and_then(|claim| wire::seat(claim).ok()).as_ref()
-                        == Some(&member.seat)
-            };
-            agent.accepted == Some(membership.epoch()) && agent.state.ranks.iter().any(owned)
+            let accepted = self.agents.get(&member.incarnation).and_then(|agent| agent.accepted);
+            let owned = self.rank(member).is_some_and(|rank| rank.registered);
+            accepted == Some(membership.epoch()) && owned
         })
+    }
+
+    /// What the member's agent says of its rank; `None` while the agent is not connected or has not said anything.
+    #[must_use]
+    pub fn rank(&self, member: &Member) -> Option<&v1::RankState> {
+        let of_member = |rank: &&v1::RankState| {
+            rank.claim.as_ref().and_then(|claim| wire::seat(claim).ok()).as_ref() == Some(&member.seat)
+        };
+        self.agents.get(&member.incarnation)?.state.ranks.iter().find(of_member)
     }
 }
 
