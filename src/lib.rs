@@ -4,6 +4,7 @@
 
 pub mod api;
 pub mod cli;
+pub mod controller;
 pub mod coordinator;
 pub mod identity;
 pub mod limits;

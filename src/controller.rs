@@ -1,0 +1,4 @@
+//! The controller: watches pods and refits of a cluster, decides who is a member, and tells what it found.
+
+pub mod pod_facts;
+pub mod pods;

@@ -1,0 +1,211 @@
+//! A watch of the pods that carry the claim label: whatever the API server sends is pruned before it is kept, and
+//! who asks gets the present facts. Writes nothing.
+//!
+//! Invariants:
+//! - W1: a pod that cannot be read is warned of and left out; the others are kept.
+//! - W2: a refit is told of every pod that came to it, changed, or left it.
+
+use super::pod_facts::{PodFacts, REFIT_LABEL, shown};
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::DeserializeGuard;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, ResourceExt};
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio_stream::{Stream, StreamExt};
+
+/// The pods that claim any refit, as the API server last told.
+#[derive(Debug)]
+pub struct Pods {
+    shared: Arc<Shared>,
+    /// Watches whose first list is complete.
+    listed: watch::Receiver<usize>,
+    /// Ended with this.
+    watches: JoinSet<()>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    kept: Mutex<Kept>,
+    changed: Notify,
+}
+
+/// namespace and name.
+type Name = (String, String);
+
+#[derive(Debug, Default)]
+struct Kept {
+    pods: BTreeMap<Name, Arc<PodFacts>>,
+    by_uid: BTreeMap<String, Name>,
+    by_refit: BTreeMap<String, BTreeSet<Name>>,
+    /// Refits to be told of, each once however often it changed.
+    changed: BTreeSet<String>,
+}
+
+impl Pods {
+    /// Watches the pods of these namespaces, of all where the list is empty, until dropped.
+    #[must_use]
+    pub fn new(client: &Client, namespaces: &[String]) -> Self {
+        let apis: Vec<Api<DeserializeGuard<Pod>>> = match namespaces {
+            [] => vec![Api::all(client.clone())],
+            some => some.iter().map(|namespace| Api::namespaced(client.clone(), namespace)).collect(),
+        };
+        let shared = Arc::new(Shared::default());
+        let (done, listed) = watch::channel(0);
+        let mut watches = JoinSet::new();
+        for api in apis {
+            watches.spawn(keep(Arc::clone(&shared), done.clone(), api));
+        }
+        Self { shared, listed, watches }
+    }
+
+    /// Waits until every pod that there was at the start is known.
+    pub async fn synced(&self) {
+        let (mut listed, all) = (self.listed.clone(), self.watches.len());
+        // The watches end only with `self`.
+        let _ = listed.wait_for(|listed| *listed >= all).await;
+    }
+
+    /// Whether every pod that there was at the start is known.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        *self.listed.borrow() >= self.watches.len()
+    }
+
+    /// The pods that claim `refit` (namespace/name), by namespace and name.
+    #[must_use]
+    pub fn of(&self, refit: &str) -> Vec<Arc<PodFacts>> {
+        let kept = self.shared.lock();
+        let names = kept.by_refit.get(refit).into_iter().flatten();
+        names.filter_map(|name| kept.pods.get(name).cloned()).collect()
+    }
+
+    /// The pod of this UID, if it claims a refit.
+    #[must_use]
+    pub fn by_uid(&self, uid: &str) -> Option<Arc<PodFacts>> {
+        let kept = self.shared.lock();
+        kept.pods.get(kept.by_uid.get(uid)?).cloned()
+    }
+
+    /// Refits (namespace/name) whose pods changed since they were last yielded. For one reader: what one is told,
+    /// another is not.
+    pub fn changes(&self) -> impl Stream<Item = String> + Send + 'static {
+        let (wake, queue) = tokio::sync::mpsc::channel(1);
+        let shared = Arc::clone(&self.shared);
+        tokio::spawn(async move {
+            loop {
+                let next = shared.lock().changed.pop_first();
+                match next {
+                    Some(refit) => match wake.send(refit).await {
+                        Ok(()) => {}
+                        Err(unsent) => {
+                            shared.lock().changed.insert(unsent.0);
+                            return;
+                        }
+                    },
+                    None => tokio::select! {
+                        () = shared.changed.notified() => {}
+                        () = wake.closed() => return,
+                    },
+                }
+            }
+        });
+        tokio_stream::wrappers::ReceiverStream::new(queue)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// One watch, for ever. Failures are repeated with growing pauses.
+async fn keep(shared: Arc<Shared>, listed: watch::Sender<usize>, api: Api<DeserializeGuard<Pod>>) {
+    let events = watcher(api, watcher::Config::default().labels(REFIT_LABEL)).default_backoff();
+    let mut events = pin!(events);
+    let mut own = BTreeSet::new();
+    let mut seen = BTreeSet::new();
+    let mut is_first = true;
+    while let Some(event) = events.next().await {
+        let mut kept = shared.lock();
+        match event {
+            Err(error) => tracing::warn!(%error, "watch of pods failed"),
+            Ok(Event::Init) => seen.clear(),
+            Ok(Event::InitApply(pod)) => drop(kept.apply(pod).map(|name| seen.insert(name))),
+            Ok(Event::InitDone) => {
+                own.difference(&seen).for_each(|gone| kept.remove(gone));
+                own = std::mem::take(&mut seen);
+                if std::mem::take(&mut is_first) {
+                    listed.send_modify(|listed| *listed += 1);
+                }
+            }
+            Ok(Event::Apply(pod)) => drop(kept.apply(pod).map(|name| own.insert(name))),
+            Ok(Event::Delete(pod)) => {
+                let name = name(&pod);
+                kept.remove(&name);
+                own.remove(&name);
+            }
+        }
+        let is_told = kept.changed.is_empty();
+        drop(kept);
+        if !is_told {
+            shared.changed.notify_one();
+        }
+    }
+}
+
+fn name(pod: &DeserializeGuard<Pod>) -> Name {
+    (pod.namespace().unwrap_or_default(), pod.name_any())
+}
+
+impl Kept {
+    /// Keeps the pod; its name, unless it cannot be read (W1).
+    fn apply(&mut self, pod: DeserializeGuard<Pod>) -> Option<Name> {
+        let name = name(&pod);
+        let facts = match pod.0 {
+            Ok(pod) => PodFacts::of(&pod).map_err(|malformed| malformed.to_string()),
+            Err(invalid) => {
+                Err(format!("pod {} cannot be read: {}", shown(&invalid.metadata), invalid.error))
+            }
+        };
+        match facts {
+            Ok(facts) => {
+                self.insert(name.clone(), facts);
+                Some(name)
+            }
+            Err(error) => {
+                tracing::warn!(error, "pod left out");
+                self.remove(&name);
+                None
+            }
+        }
+    }
+
+    fn insert(&mut self, name: Name, facts: PodFacts) {
+        if self.pods.get(&name).is_some_and(|old| **old == facts) {
+            return;
+        }
+        self.remove(&name);
+        self.changed.insert(facts.refit.clone());
+        self.by_uid.insert(facts.uid.clone(), name.clone());
+        self.by_refit.entry(facts.refit.clone()).or_default().insert(name.clone());
+        self.pods.insert(name, Arc::new(facts));
+    }
+
+    fn remove(&mut self, name: &Name) {
+        let Some(old) = self.pods.remove(name) else { return };
+        self.by_uid.remove(&old.uid);
+        if let Some(names) = self.by_refit.get_mut(&old.refit) {
+            names.remove(name);
+            if names.is_empty() {
+                self.by_refit.remove(&old.refit);
+            }
+        }
+        self.changed.insert(old.refit.clone());
+    }
+}
