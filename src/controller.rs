@@ -2,3 +2,4 @@
 
 pub mod pod_facts;
 pub mod pods;
+pub mod seats;

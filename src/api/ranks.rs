@@ -30,49 +30,85 @@ pub struct Hosted {
 #[must_use]
 pub fn training_pods(training: &Training) -> Vec<Pod> {
     let owner = training.workload_ref.as_ref().map_or("trainer", |workload| workload.name.as_str());
-    let per_pod = count(training.ranks.ranks_per_pod.unwrap_or(1));
-    let hosted = |rank| Hosted { replica: None, rank: Rank(rank) };
-    let ranks: Vec<Hosted> = (0..count(training.world_size)).map(hosted).collect();
-    pods(owner, per_pod as usize, &ranks)
+    let pods = count(training.world_size).div_ceil(count(training.ranks.ranks_per_pod.unwrap_or(1)));
+    let pod = |ordinal| Pod { name: format!("{owner}-{ordinal}"), ranks: training_ranks(training, ordinal) };
+    (0..pods).map(pod).collect()
+}
+
+/// The training ranks of the pod of this ordinal: none beyond the world.
+#[must_use]
+pub fn training_ranks(training: &Training, ordinal: u32) -> Vec<Hosted> {
+    let world = u64::from(count(training.world_size));
+    let places = places(ordinal, count(training.ranks.ranks_per_pod.unwrap_or(1)));
+    let hosted = |place| Hosted { replica: None, rank: rank(place) };
+    places.take_while(|place| *place < world).map(hosted).collect()
 }
 
 /// The pods of `replicas` replicas of `pool`.
 #[must_use]
 pub fn pool_pods(pool: &Pool, replicas: u32) -> Vec<Pod> {
     let owner = owner(pool);
-    let per_replica = count(pool.ranks_per_replica);
-    let per_pod = pool.ranks.ranks_per_pod.map_or(per_replica, count);
-    let mut ranks = Vec::new();
-    for replica in 0..replicas {
-        let name = replica_name(pool, replica);
-        ranks.extend((0..per_replica).map(|rank| Hosted { replica: Some(name.clone()), rank: Rank(rank) }));
+    let mut left = replicas as usize * count(pool.ranks_per_replica) as usize;
+    let mut pods = Vec::new();
+    while left > 0 {
+        let ordinal = u32::try_from(pods.len()).expect("there are fewer pods than ranks");
+        let name = format!("{owner}-{ordinal}");
+        let mut ranks = match pool.ranks.kind {
+            RanksType::Deployment => replicas_of_pod(pool, &name),
+            _ => pool_ranks(pool, owner, ordinal),
+        };
+        ranks.truncate(left);
+        left -= ranks.len();
+        pods.push(Pod { name, ranks });
     }
-    pods(owner, per_pod as usize, &ranks)
+    pods
+}
+
+/// What the pod of this ordinal holds of the replicas that `owner`'s pods make up; replicas are counted.
+#[must_use]
+pub fn pool_ranks(pool: &Pool, owner: &str, ordinal: u32) -> Vec<Hosted> {
+    let per_replica = u64::from(count(pool.ranks_per_replica));
+    let hosted = |place| {
+        let replica = format!("{owner}-{}", place / per_replica);
+        Hosted { replica: Some(replica), rank: rank(place % per_replica) }
+    };
+    places(ordinal, per_pod(pool)).map(hosted).collect()
+}
+
+/// The whole replicas of a pod of a Deployment: named by the pod, because nothing else of it lasts.
+#[must_use]
+pub fn replicas_of_pod(pool: &Pool, pod: &str) -> Vec<Hosted> {
+    let per_replica = count(pool.ranks_per_replica);
+    let replicas = (per_pod(pool) / per_replica).max(1);
+    let name = |replica| match replicas {
+        1 => pod.to_owned(),
+        _ => format!("{pod}/{replica}"),
+    };
+    let of_replica = |replica| {
+        let hosted = move |rank| Hosted { replica: Some(name(replica)), rank: Rank(rank) };
+        (0..per_replica).map(hosted)
+    };
+    (0..replicas).flat_map(of_replica).collect()
+}
+
+/// Ranks of each pod of the pool.
+#[must_use]
+pub fn per_pod(pool: &Pool) -> u32 {
+    count(pool.ranks.ranks_per_pod.unwrap_or(pool.ranks_per_replica))
+}
+
+/// Places of a pod's ranks among those of all pods of its owner.
+fn places(ordinal: u32, per_pod: u32) -> std::ops::Range<u64> {
+    let first = u64::from(ordinal) * u64::from(per_pod);
+    first..first + u64::from(per_pod)
+}
+
+fn rank(place: u64) -> Rank {
+    Rank(u32::try_from(place).expect("it is below a number of ranks"))
 }
 
 fn owner(pool: &Pool) -> &str {
     pool.workload_ref.as_ref().map_or(pool.name.as_str(), |workload| workload.name.as_str())
-}
-
-/// A Deployment's replica is named by its pod, because nothing else of it lasts; elsewhere replicas are counted.
-fn replica_name(pool: &Pool, replica: u32) -> String {
-    let owner = owner(pool);
-    let per_replica = count(pool.ranks_per_replica);
-    let replicas_per_pod = pool.ranks.ranks_per_pod.map_or(1, |per_pod| count(per_pod) / per_replica);
-    match pool.ranks.kind {
-        RanksType::Deployment if replicas_per_pod > 1 => {
-            format!("{owner}-{}/{}", replica / replicas_per_pod, replica % replicas_per_pod)
-        }
-        _ => format!("{owner}-{replica}"),
-    }
-}
-
-fn pods(owner: &str, per_pod: usize, ranks: &[Hosted]) -> Vec<Pod> {
-    let pod = |(ordinal, ranks): (usize, &[Hosted])| Pod {
-        name: format!("{owner}-{ordinal}"),
-        ranks: ranks.to_vec(),
-    };
-    ranks.chunks(per_pod).enumerate().map(pod).collect()
 }
 
 /// Checked documents have no number below 1 here.
