@@ -123,6 +123,45 @@ pub const INSTRUCTIONS_MAX: usize = 16;
 /// From an epoch that could not be recorded to the next attempt: an API server that restarts is back after several.
 pub const RECORD_RETRY_MS: u64 = 1_000;
 
+/// Name under which the operator's writes stand in `metadata.managedFields`, and its events.
+pub const FIELD_MANAGER: &str = "weightrefit-operator";
+
+/// Version of the round protocol that memberships are made for.
+pub const PROTOCOL_VERSION: i32 = 1;
+
+/// Version of the planner that memberships are made for.
+#[expect(clippy::cast_possible_truncation, reason = "a small constant")]
+pub const PLANNER_VERSION: i32 = weightrefit_core::plan::PLANNER_VERSION as i32;
+
+/// One request to the API server: it gives up on its own after 60 s, and a refit must not wait that long for another.
+pub const API_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Ready stays True for this long after it should be False: who waits for it rolls back when it turns False, and an
+/// engine that restarts is back in this time.
+pub const READY_DWELL: Duration = Duration::from_secs(30);
+
+/// From the start of a coordinator until agents that it does not hear of count as lost: they dial again at most
+/// this long after the last attempt.
+pub const SETTLE: Duration = Duration::from_secs(30);
+
+/// Between two writes of a status for round results alone.
+pub const STATUS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Between two events of one refit and reason: what goes on and off is told by the status.
+pub const EVENT_INTERVAL: Duration = Duration::from_secs(600);
+
+/// From the news that a refit is deleted until its agents' streams end: a round in progress needs not be cut short.
+pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+
+/// Between two questions whether the pods of a refit still may take part.
+pub const CONSENT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// From a failed request to the API server to the next attempt.
+pub const RECONCILE_RETRY: Duration = Duration::from_secs(5);
+
+/// Refits that are validated at once: each may take a core for seconds.
+pub const VALIDATIONS_MAX: usize = 2;
+
 /// Local run: steps of one run; enough to watch it for hours, and a number that no typo reaches.
 pub const LOCAL_ROUNDS_MAX: u32 = 100_000;
 

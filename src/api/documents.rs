@@ -221,12 +221,8 @@ impl Documents {
             return Err(refit
                 .refuse(path.key("key"), Problem::NoSuchKey { name, key, given: keys.cloned().collect() }));
         };
-        decode(encoded).map_err(|reason| {
-            map.refuse(
-                FieldPath::of("binaryData").entry(&key.key),
-                Problem::Undecodable { key: key.key.clone(), reason },
-            )
-        })
+        decode(&key.key, encoded)
+            .map_err(|problem| map.refuse(FieldPath::of("binaryData").entry(&key.key), problem))
     }
 }
 
@@ -255,19 +251,20 @@ fn once<T>(earlier: &[Document<T>], new: &Document<T>, of: impl Fn(&T) -> &Metad
 }
 
 /// Base64 to bytes, inflated when they are gzip.
-fn decode(encoded: &str) -> Result<Vec<u8>, String> {
+fn decode(key: &str, encoded: &str) -> Result<Vec<u8>, Problem> {
+    let undecodable = |reason: String| Problem::Undecodable { key: key.to_owned(), reason };
     let compact: String = encoded.split_ascii_whitespace().collect();
     let bytes = base64::engine::general_purpose::STANDARD
         .decode(compact)
-        .map_err(|error| error.to_string().trim_end_matches('.').to_owned())?;
+        .map_err(|error| undecodable(error.to_string().trim_end_matches('.').to_owned()))?;
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return Ok(bytes);
     }
     let mut inflated = Vec::new();
     let mut reader = flate2::read::MultiGzDecoder::new(bytes.as_slice()).take(limits::INFLATED_BYTES_MAX + 1);
-    reader.read_to_end(&mut inflated).map_err(|error| error.to_string())?;
+    reader.read_to_end(&mut inflated).map_err(|error| undecodable(error.to_string()))?;
     if inflated.len() as u64 > limits::INFLATED_BYTES_MAX {
-        return Err(format!("it expands to more than {} bytes", limits::INFLATED_BYTES_MAX));
+        return Err(Problem::TooLarge { key: key.to_owned(), bytes_max: limits::INFLATED_BYTES_MAX });
     }
     Ok(inflated)
 }

@@ -270,6 +270,14 @@ pub enum Problem {
     /// A list of tensors that cannot be used.
     #[error(transparent)]
     Table(Box<TableError>),
+    /// Data of a ConfigMap that expands too far.
+    #[error("key `{key}` cannot be decoded: it expands to more than {bytes_max} bytes")]
+    TooLarge {
+        /// The key.
+        key: String,
+        /// The bound.
+        bytes_max: u64,
+    },
     /// Data of a ConfigMap that cannot be decoded.
     #[error("key `{key}` cannot be decoded: {reason}")]
     Undecodable {
@@ -329,7 +337,7 @@ impl Problem {
                 )
             }
             Self::Table(error) => error.hint(),
-            Self::Undecodable { .. } => {
+            Self::TooLarge { .. } | Self::Undecodable { .. } => {
                 "Write the text under `data`, or base64 (of gzip, if you like) under `binaryData`.".into()
             }
         }

@@ -185,6 +185,14 @@ impl ResolvedRefit {
     /// # Errors
     /// When a layout is inconsistent or the sides do not fit each other.
     pub fn plan(&self) -> Result<Plan, NoPlan> {
+        self.plan_of(|pool| (0..self.pools[pool].replicas).map(|replica| replica.to_string()).collect())
+    }
+
+    /// The plan for replicas of these names, by index of the pool.
+    ///
+    /// # Errors
+    /// When a layout is inconsistent or the sides do not fit each other.
+    pub fn plan_of(&self, names: impl Fn(usize) -> Vec<String>) -> Result<Plan, NoPlan> {
         let tensors = &self.tensors;
         let Side { layout, .. } = &self.training;
         let aliased = tensors.iter().filter(|(id, _)| layout.alias(*id) != *id);
@@ -195,9 +203,8 @@ impl ResolvedRefit {
         let mut sources = Sources::new(shapes, &alias, layout.digest())?;
         self.training.each_rank(|regions| sources.add_rank(regions))?;
         let mut planner = Planner::new(sources);
-        for pool in &self.pools {
-            let names = (0..pool.replicas).map(|replica| replica.to_string()).collect();
-            planner.add_pool(&pool.name, names, pool.side.layout.digest())?;
+        for (index, pool) in self.pools.iter().enumerate() {
+            planner.add_pool(&pool.name, names(index), pool.side.layout.digest())?;
             pool.side.each_rank(|regions| planner.add_rank(regions))?;
         }
         Ok(planner.plan()?)

@@ -77,6 +77,9 @@ pub struct MembershipStatus {
     /// gets a larger run, even when all who held the version are gone. Absent before the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version_floor: Option<Version>,
+    /// generation: of the resource that the membership was made from.
+    #[schemars(range(min = 0, max = limits::COUNTER_MAX))]
+    pub generation: i64,
     /// cause: why there is this epoch.
     #[schemars(schema_with = "schema::cause")]
     pub cause: Cause,

@@ -15,7 +15,11 @@ use crate::api::refit::WeightRefitSpec;
 pub fn check(spec: &WeightRefitSpec) -> Result<(), (FieldPath, Problem)> {
     let commit = &spec.commit;
     let rows = [
-        ("paused", spec.paused.then_some("true"), "Stop the trainer from publishing, and set `paused: false`."),
+        (
+            "paused",
+            spec.paused.then_some("true"),
+            "Stop the trainer from publishing, and set `paused: false`.",
+        ),
         (
             "training.publish.mode",
             matches!(spec.training.publish.mode, PublishMode::SnapshotDevice).then_some("SnapshotDevice"),

@@ -311,8 +311,17 @@ impl<R: EpochRecord> Hub<R> {
         let Some(incarnation) = self.sessions.get(&session).map(|session| session.incarnation) else {
             return;
         };
-        if let Message::State(state) = &message {
-            self.roster.hear(Epoch(state.epoch_seen), state.version_seen.map(wire::version_floor));
+        match &message {
+            Message::State(state) => {
+                self.roster.hear(Epoch(state.epoch_seen), state.version_seen.map(wire::version_floor));
+            }
+            // It belongs to another resource, of the same name perhaps, and can only begin anew.
+            Message::Accepted(v1::Accepted { refused: Some(fault), .. })
+                if fault.code == Code::Unauthorized.name() =>
+            {
+                self.instruct(session, Kind::Drain(v1::Drain {}));
+            }
+            Message::Joining(_) | Message::Accepted(_) | Message::RoundEnded(_) => {}
         }
         self.publish.send_modify(|view| {
             let Some(agent) = view.agents.get_mut(&incarnation) else { return };
@@ -360,9 +369,9 @@ impl<R: EpochRecord> Hub<R> {
             Ok(None) => return,
             Err(error) => return tracing::error!(%error, "agents present make no membership"),
         };
-        let membership = next.membership;
+        let membership = Arc::clone(&next.membership);
         if let Some(cause) = next.cause {
-            if let Err(error) = self.record.record(&membership, cause).await {
+            if let Err(error) = self.record.record(&next).await {
                 // What somebody else wrote meanwhile counts as heard of (R2).
                 if let Some(recorded) = self.record.recorded() {
                     self.roster.hear(recorded.epoch, recorded.floor);

@@ -1,8 +1,7 @@
 //! Where epochs are written down.
 
 use std::future::Future;
-use weightrefit_core::membership::Membership;
-use weightrefit_core::membership::roster::{Cause, Recorded};
+use weightrefit_core::membership::roster::{Next, Recorded};
 
 /// The epoch could not be written down; the coordinator tries again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,11 +17,7 @@ pub trait EpochRecord: Send + 'static {
     ///
     /// # Errors
     /// It is not written. Where somebody else wrote an epoch meanwhile, [`Self::recorded`] is theirs from now on.
-    fn record(
-        &mut self,
-        next: &Membership,
-        cause: Cause,
-    ) -> impl Future<Output = Result<(), RecordError>> + Send;
+    fn record(&mut self, next: &Next) -> impl Future<Output = Result<(), RecordError>> + Send;
 }
 
 /// Lives as long as its coordinator: for runs whose agents do not outlive it either.
@@ -34,8 +29,8 @@ impl EpochRecord for InMemory {
         self.0
     }
 
-    async fn record(&mut self, next: &Membership, _: Cause) -> Result<(), RecordError> {
-        self.0 = Some(Recorded::from(next));
+    async fn record(&mut self, next: &Next) -> Result<(), RecordError> {
+        self.0 = Some(Recorded::of(&next.membership, next.generation));
         Ok(())
     }
 }

@@ -5,7 +5,7 @@
 //! - R1: a membership holds all training ranks of the spec and whole replicas only, at least `min_replicas` of
 //!   each pool.
 //! - R2: its epoch is one above all that the record or any agent has heard of, unless it is the recorded
-//!   membership itself, member for member.
+//!   membership itself, member for member, of the same generation.
 //! - R3: only a lost training rank ends an epoch early; joins, replacements and spec changes wait for a round
 //!   boundary and until joins have settled. A lost inference replica changes nothing until then.
 //! - R4: a seat has one agent: a second pod that claims it is refused, a new process of the same pod replaces it.
@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// Sizes that the resource asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// Grows with every change of the resource that a membership must follow (layouts, policies, sizes).
+    /// Of the resource; another one than that of the recorded membership makes a new epoch.
     pub generation: u64,
     /// Training ranks; 0 once the trainer has finished.
     pub training_ranks: u32,
@@ -71,11 +71,16 @@ pub struct Recorded {
     pub digest: Sha256,
     /// Largest version heard of.
     pub floor: Option<VersionFloor>,
+    /// [`Spec::generation`] that it was made from.
+    pub generation: u64,
 }
 
-impl From<&Membership> for Recorded {
-    fn from(membership: &Membership) -> Self {
-        Self { epoch: membership.epoch(), digest: membership.digest(), floor: membership.floor() }
+impl Recorded {
+    /// What is written down of a membership.
+    #[must_use]
+    pub fn of(membership: &Membership, generation: u64) -> Self {
+        let (epoch, digest, floor) = (membership.epoch(), membership.digest(), membership.floor());
+        Self { epoch, digest, floor, generation }
     }
 }
 
@@ -101,6 +106,8 @@ pub enum Cause {
 pub struct Next {
     /// The membership.
     pub membership: Arc<Membership>,
+    /// [`Spec::generation`] that it was made from.
+    pub generation: u64,
     /// Why; `None` for the recorded one, which needs no write.
     pub cause: Option<Cause>,
 }
@@ -122,6 +129,8 @@ pub enum Standing {
 pub struct Roster {
     refit_uid: String,
     spec: Spec,
+    /// Counts the specs.
+    revision: u64,
     agents: BTreeMap<Incarnation, Joining>,
     recorded: Option<Recorded>,
     current: Option<(Arc<Membership>, u64)>,
@@ -136,8 +145,8 @@ impl Roster {
     pub fn new(refit_uid: impl Into<String>, spec: Spec, recorded: Option<Recorded>) -> Self {
         let (epoch_seen, version_seen) = recorded.map_or_else(Default::default, |r| (r.epoch, r.floor));
         let refit_uid = refit_uid.into();
-        let (agents, current, joined_ms) = Default::default();
-        Self { refit_uid, spec, agents, recorded, current, epoch_seen, version_seen, joined_ms }
+        let (revision, agents, current, joined_ms) = Default::default();
+        Self { refit_uid, spec, revision, agents, recorded, current, epoch_seen, version_seen, joined_ms }
     }
 
     /// An agent joins, or says again who it is.
@@ -169,9 +178,10 @@ impl Roster {
         self.agents.remove(&incarnation);
     }
 
-    /// The resource changed.
+    /// The resource changed, or what it names.
     pub fn respec(&mut self, spec: Spec) {
         self.spec = spec;
+        self.revision += 1;
     }
 
     /// A later report of an agent.
@@ -216,41 +226,44 @@ impl Roster {
         }
         let settled = now_ms >= self.next_deadline_ms();
         let members = self.members();
-        let Some((current, generation)) = &self.current else {
+        let Some((current, revision)) = &self.current else {
             return if settled { self.first(members).map(Some) } else { Ok(None) };
         };
-        let Some(cause) = self.cause(current, *generation, &members) else { return Ok(None) };
+        let Some(cause) = self.cause(current, *revision, &members) else { return Ok(None) };
         if cause != Cause::TrainingRankLost && (round_open || !settled) {
             return Ok(None);
         }
         let membership = Arc::new(self.membership(Epoch(self.epoch_seen.0 + 1), members)?);
-        Ok(Some(Next { membership, cause: Some(cause) }))
+        Ok(Some(Next { membership, generation: self.spec.generation, cause: Some(cause) }))
     }
 
     /// `membership` is written down (or was): it is in force from now on.
     pub fn enact(&mut self, membership: Arc<Membership>) {
         self.epoch_seen = self.epoch_seen.max(membership.epoch());
-        self.recorded = Some(Recorded::from(&*membership));
-        self.current = Some((membership, self.spec.generation));
+        self.recorded = Some(Recorded::of(&membership, self.spec.generation));
+        self.current = Some((membership, self.revision));
     }
 
     /// After a restart of the coordinator the recorded membership goes on if everybody is still who they were.
     fn first(&self, members: Vec<Member>) -> Result<Next, MembershipError> {
-        if let Some(recorded) = self.recorded
-            && recorded.epoch == self.epoch_seen
-        {
-            let again = self.membership(recorded.epoch, members.clone())?;
-            if again.digest() == recorded.digest {
-                return Ok(Next { membership: Arc::new(again), cause: None });
+        let generation = self.spec.generation;
+        let cause = match self.recorded {
+            None => Cause::Created,
+            Some(recorded) if recorded.generation != generation => Cause::SpecChanged,
+            Some(recorded) => {
+                let again = self.membership(recorded.epoch, members.clone())?;
+                if recorded.epoch == self.epoch_seen && again.digest() == recorded.digest {
+                    return Ok(Next { membership: Arc::new(again), generation, cause: None });
+                }
+                Cause::MemberReplaced
             }
-        }
-        let cause = if self.recorded.is_none() { Cause::Created } else { Cause::MemberReplaced };
+        };
         let membership = Arc::new(self.membership(Epoch(self.epoch_seen.0 + 1), members)?);
-        Ok(Next { membership, cause: Some(cause) })
+        Ok(Next { membership, generation, cause: Some(cause) })
     }
 
     /// The gravest difference between the current membership and what the present agents would make.
-    fn cause(&self, current: &Membership, generation: u64, members: &[Member]) -> Option<Cause> {
+    fn cause(&self, current: &Membership, revision: u64, members: &[Member]) -> Option<Cause> {
         let of = |members: &[Member]| -> BTreeMap<Seat, Incarnation> {
             members.iter().map(|member| (member.seat.clone(), member.incarnation)).collect()
         };
@@ -264,7 +277,7 @@ impl Roster {
         if after.keys().any(|seat| is_training(seat) && replaced(seat)) {
             return Some(Cause::TrainingRankLost);
         }
-        if self.spec.generation != generation {
+        if self.revision != revision {
             return Some(Cause::SpecChanged);
         }
         if after.keys().any(replaced) {

@@ -205,7 +205,7 @@ fn an_epoch_is_above_all_that_anybody_has_heard_of() {
 fn after_a_restart_of_the_coordinator_the_recorded_membership_goes_on() {
     let before = formed();
     let current = before.current().expect("formed").clone();
-    let recorded = Recorded { epoch: Epoch(1), digest: current.digest(), floor: None };
+    let recorded = Recorded::of(&current, 1);
     let rejoined = |second: Joining| {
         let mut roster = Roster::new("uid", spec(1, 1), Some(recorded));
         roster.join(0, joining(1, "p1", &["t0"])).expect("fits");

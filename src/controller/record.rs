@@ -1,0 +1,127 @@
+//! The epoch in `status.membership`, written before any agent hears of it.
+//!
+//! Invariants:
+//! - E1: an epoch is written only over the one that this writer knows: whoever else wrote meanwhile has won, and what
+//!   it wrote is known from then on.
+//! - E2: nothing is written to another object of the same name.
+
+use crate::api::refit::WeightRefit;
+use crate::api::status::{MembershipStatus, Version};
+use crate::coordinator::{EpochRecord, RecordError};
+use crate::limits;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use std::sync::Arc;
+use weightrefit_core::id::Epoch;
+use weightrefit_core::membership::VersionFloor;
+use weightrefit_core::membership::roster::{Next, Recorded};
+
+/// Name of the pod of a UID, as namespace/name.
+pub type PodName = dyn Fn(&str) -> Option<String> + Send + Sync;
+
+/// The record of one refit.
+pub struct StatusRecord {
+    api: Api<WeightRefit>,
+    name: String,
+    uid: String,
+    pods: Arc<PodName>,
+    recorded: Option<Recorded>,
+}
+
+impl StatusRecord {
+    /// The record of `refit`, with what its status holds.
+    #[must_use]
+    pub fn new(api: Api<WeightRefit>, refit: &WeightRefit, pods: Arc<PodName>) -> Self {
+        let (name, uid) = (refit.name_any(), refit.uid().unwrap_or_default());
+        Self { api, name, uid, pods, recorded: recorded(refit) }
+    }
+
+    async fn write(&mut self, next: &Next) -> Result<(), RecordError> {
+        let failed = |error: kube::Error| RecordError(error.to_string());
+        let found = self.api.get(&self.name).await.map_err(failed)?;
+        if found.uid().as_deref() != Some(self.uid.as_str()) {
+            return Err(RecordError(format!("{} was deleted and made anew", self.name)));
+        }
+        let known = |recorded: Option<Recorded>| recorded.map(|recorded| (recorded.epoch, recorded.digest));
+        let present = recorded(&found);
+        if known(present) != known(self.recorded) {
+            let epoch = |recorded: Option<Recorded>| recorded.map_or(Epoch(0), |recorded| recorded.epoch);
+            let (theirs, ours) = (epoch(present), epoch(self.recorded));
+            self.recorded = present;
+            return Err(RecordError(format!(
+                "epoch {theirs} stands where {ours} was known: somebody else wrote it"
+            )));
+        }
+        let patch = json!({
+            "metadata": {"uid": self.uid, "resourceVersion": found.resource_version()},
+            "status": {"membership": self.membership(next)},
+        });
+        let params =
+            PatchParams { field_manager: Some(limits::FIELD_MANAGER.into()), ..PatchParams::default() };
+        self.api.patch_status(&self.name, &params, &Patch::Merge(patch)).await.map_err(failed)?;
+        self.recorded = Some(Recorded::of(&next.membership, next.generation));
+        Ok(())
+    }
+
+    fn membership(&self, next: &Next) -> MembershipStatus {
+        let membership = &next.membership;
+        let leader = membership.member(membership.leader());
+        let leader =
+            leader.map(|leader| (self.pods)(&leader.pod_uid).unwrap_or_else(|| leader.pod_uid.clone()));
+        MembershipStatus {
+            epoch: counter(membership.epoch().0),
+            digest: membership.digest().to_string(),
+            version_floor: membership.floor().map(version),
+            generation: counter(next.generation),
+            cause: next.cause.expect("only a new membership is recorded"),
+            start_time: Time(whole_second(Timestamp::now())),
+            leader: leader.unwrap_or_default(),
+            protocol_version: limits::PROTOCOL_VERSION,
+            planner_version: limits::PLANNER_VERSION,
+        }
+    }
+}
+
+impl EpochRecord for StatusRecord {
+    fn recorded(&self) -> Option<Recorded> {
+        self.recorded
+    }
+
+    async fn record(&mut self, next: &Next) -> Result<(), RecordError> {
+        match tokio::time::timeout(limits::API_TIMEOUT, self.write(next)).await {
+            Ok(written) => written,
+            Err(_) => Err(RecordError(format!("no answer within {} s", limits::API_TIMEOUT.as_secs()))),
+        }
+    }
+}
+
+/// What the status of a refit says of its newest membership; nothing where it cannot be read.
+#[must_use]
+pub fn recorded(refit: &WeightRefit) -> Option<Recorded> {
+    let membership = refit.status.as_ref()?.membership.as_ref()?;
+    Some(Recorded {
+        epoch: Epoch(membership.epoch.unsigned_abs()),
+        digest: membership.digest.parse().ok()?,
+        floor: membership
+            .version_floor
+            .map(|floor| VersionFloor { run: floor.run.unsigned_abs(), step: floor.step }),
+        generation: membership.generation.unsigned_abs(),
+    })
+}
+
+pub(super) fn version(floor: VersionFloor) -> Version {
+    Version { run: counter(floor.run), step: floor.step }
+}
+
+/// A number of the protocol in a status.
+pub(super) fn counter(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(limits::COUNTER_MAX).min(limits::COUNTER_MAX)
+}
+
+/// Kubernetes' times have seconds.
+pub(super) fn whole_second(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}

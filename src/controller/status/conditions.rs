@@ -1,0 +1,431 @@
+//! The conditions: each a function of what is observed, with the time of its last change carried over (T3).
+
+use super::fleet::ReplicaNow;
+use super::known::Known;
+use super::{Memory, Observed, Unaccepted, shown};
+use crate::api::condition::{Condition, ConditionStatus, ConditionType};
+use crate::api::status::{TrainingState, WeightRefitStatus};
+use crate::controller::reason::{
+    AcceptedReason, AuthorizedReason, CommunicatorsReadyReason, DegradedReason, InSyncReason,
+    MembersResolvedReason, ReadyReason, Reason, ReconcilingReason, StalledReason,
+};
+use crate::controller::record::whole_second;
+use crate::controller::seats::SeatError;
+use crate::controller::validate::short;
+use crate::limits;
+use ConditionStatus::{False, True, Unknown};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use weightrefit_core::id::Rank;
+use weightrefit_proto::report::RoundOutcome;
+
+/// Fills `next.conditions`; returns when to ask again.
+pub(super) fn conditions(
+    observed: &Observed<'_>,
+    known: &Known,
+    replicas: &[ReplicaNow],
+    is_frozen: bool,
+    memory: &mut Memory,
+    next: &mut WeightRefitStatus,
+) -> Option<Timestamp> {
+    let made = Made { observed, next };
+    let accepted = made.accepted();
+    let authorized = made.authorized();
+    let resolved = made.members_resolved(known);
+    let holds = [&accepted, &authorized, &resolved].map(|condition| condition.status == True);
+    let (mut communicators, mut in_sync, mut degraded) =
+        (made.communicators_ready(), made.in_sync(memory), made.degraded(holds[0]));
+    if observed.is_settling {
+        communicators = made.kept(communicators);
+    }
+    if is_frozen {
+        (in_sync, degraded) = (made.kept(in_sync), made.kept(degraded));
+    }
+    let mut ready = made.ready(holds, replicas);
+    if is_frozen && holds == [true; 3] {
+        ready = made.kept(ready);
+    }
+    let (ready, again) = made.dwelling(ready, memory);
+    let (reconciling, stalled) = (made.reconciling(holds[0]), made.stalled(&accepted, &authorized, known));
+    let mut all = vec![ready, accepted, authorized, resolved, communicators, in_sync, degraded];
+    all.extend(reconciling);
+    all.extend(stalled);
+    next.conditions = all;
+    again
+}
+
+struct Made<'a> {
+    observed: &'a Observed<'a>,
+    next: &'a WeightRefitStatus,
+}
+
+impl Made<'_> {
+    fn condition<R: Reason>(
+        &self,
+        status: ConditionStatus,
+        reason: R,
+        message: impl AsRef<str>,
+    ) -> Condition {
+        let old = self.old(R::CONDITION).filter(|old| old.status == status);
+        Condition {
+            kind: R::CONDITION.name().to_owned(),
+            status,
+            observed_generation: Some(self.observed.generation),
+            last_transition_time: old.map_or_else(
+                || Time(whole_second(self.observed.now)),
+                |old| old.last_transition_time.clone(),
+            ),
+            reason: reason.name().to_owned(),
+            message: short(message.as_ref()),
+        }
+    }
+
+    fn old(&self, kind: ConditionType) -> Option<&Condition> {
+        self.observed.previous.conditions.iter().find(|old| old.kind == kind.name())
+    }
+
+    /// What the condition was, if it was there (T2).
+    fn kept(&self, new: Condition) -> Condition {
+        self.observed.previous.conditions.iter().find(|old| old.kind == new.kind).cloned().unwrap_or(new)
+    }
+
+    fn refit(&self) -> String {
+        format!("{}/{}", self.observed.namespace, self.observed.name)
+    }
+
+    fn accepted(&self) -> Condition {
+        match self.observed.accepted {
+            Ok(()) => self.condition(True, AcceptedReason::Valid, AcceptedReason::Valid.sentence()),
+            Err(Unaccepted::Rejected(rejection)) => {
+                self.condition(False, rejection.reason, &rejection.message)
+            }
+            Err(Unaccepted::Unreadable(message)) => {
+                self.condition(Unknown, AcceptedReason::Unreadable, message)
+            }
+        }
+    }
+
+    fn authorized(&self) -> Condition {
+        let observed = self.observed;
+        let Some(consent) = observed.consent else {
+            return self.condition(
+                Unknown,
+                AuthorizedReason::ReviewFailed,
+                "The API server has not been asked yet.",
+            );
+        };
+        if let Some(denied) = consent.denied.first() {
+            let (verb, name, namespace) = (denied.verb, observed.name, observed.namespace);
+            let account = format!("{}:{}", denied.namespace, denied.service_account);
+            let more = match consent.denied.len() {
+                1 => String::new(),
+                pods => format!(" and {} more pods", pods - 1),
+            };
+            let role = format!("{name}-{verb}");
+            let message = format!(
+                "pod {}{more} may not {verb}: account {account} lacks the verb on WeightRefit {}; it gets nothing. \
+                 Next: kubectl create role {role} -n {namespace} --verb={verb} \
+                 --resource=weightrefits.weightrefit.dev --resource-name={name}; \
+                 kubectl create rolebinding {role}-{} -n {namespace} --role={role} --serviceaccount={account}",
+                denied.pod,
+                self.refit(),
+                denied.service_account,
+            );
+            return self.condition(False, AuthorizedReason::Unauthorized, message);
+        }
+        if let Some(failed) = &consent.failed {
+            let message =
+                format!("{} It is asked again: {failed}", AuthorizedReason::ReviewFailed.sentence());
+            return self.condition(Unknown, AuthorizedReason::ReviewFailed, message);
+        }
+        match observed.pods.len() {
+            0 => {
+                let message = format!(
+                    "No pod carries the label weightrefit.dev/refit: {} for this refit. Next: label the pod templates \
+                     of trainer and engines.",
+                    observed.name
+                );
+                self.condition(True, AuthorizedReason::NoPods, message)
+            }
+            pods => self.condition(True, AuthorizedReason::Permitted, format!("{pods} pods may take part.")),
+        }
+    }
+
+    fn members_resolved(&self, known: &Known) -> Condition {
+        let observed = self.observed;
+        if self.next.membership.is_none() && matches!(observed.accepted, Err(Unaccepted::Rejected(_))) {
+            let reason = MembersResolvedReason::NotAccepted;
+            return self.condition(Unknown, reason, reason.sentence());
+        }
+        let world = observed.spec.training.world_size;
+        let ranks = known.training.len();
+        let mut short_pools = Vec::new();
+        let (mut whole, mut least) = (0, 0);
+        for pool in &observed.spec.inference.pools {
+            let of_pool = known.whole(&pool.name, pool.ranks_per_replica);
+            (whole, least) = (whole + of_pool, least + pool.min_replicas);
+            if of_pool < pool.min_replicas {
+                short_pools.push(format!("pool {}: {of_pool} of {} replicas", pool.name, pool.min_replicas));
+            }
+        }
+        let figures =
+            format!("training {ranks} of {world} ranks; inference {whole} replicas, {least} needed");
+        let fault = known.errors.iter().find(|error| !matches!(error, SeatError::NoAddress { .. }));
+        let waits = known.errors.first().map(|error| format!(" {error}.")).unwrap_or_default();
+        if let Some(error @ SeatError::Duplicate { .. }) = fault {
+            let message = format!("{error}; {figures}. {}", error.code().remedy());
+            return self.condition(False, MembersResolvedReason::DuplicateRank, message);
+        }
+        let is_done = known.is_trainer_done && self.next.membership.is_some();
+        let all_ranks = (0..world.unsigned_abs()).map(Rank);
+        let missing: Vec<Rank> = all_ranks.filter(|rank| !known.training.contains(rank)).collect();
+        if missing.is_empty() || is_done {
+            if !short_pools.is_empty() {
+                let message = format!(
+                    "{}; {figures}.{waits} No round begins before. Next: {}",
+                    short_pools.join(", "),
+                    self.look()
+                );
+                return self.condition(False, MembersResolvedReason::NotEnoughReady, message);
+            }
+            if let Some(error) = fault {
+                let message = format!("{error}; {figures}. {}", error.code().remedy());
+                return self.condition(True, MembersResolvedReason::Complete, message);
+            }
+            let reason = match missing.is_empty() {
+                true => MembersResolvedReason::Complete,
+                false => MembersResolvedReason::TrainerCompleted,
+            };
+            return self.condition(True, reason, format!("{figures}."));
+        }
+        if let Some(error) = fault {
+            let message = format!("{error}; {figures}. {}", error.code().remedy());
+            return self.condition(False, MembersResolvedReason::PodRejected, message);
+        }
+        let shown: Vec<String> = missing.iter().take(5).map(Rank::to_string).collect();
+        let more = if missing.len() > shown.len() { ", …" } else { "" };
+        let message = format!(
+            "training ranks {}{more} have no pod; {figures}.{waits} No round begins before. Next: {}",
+            shown.join(", "),
+            self.look()
+        );
+        self.condition(False, MembersResolvedReason::RankGap, message)
+    }
+
+    fn look(&self) -> String {
+        format!("kubectl get pods -A -l weightrefit.dev/refit={}", self.observed.name)
+    }
+
+    fn communicators_ready(&self) -> Condition {
+        use CommunicatorsReadyReason as R;
+        let Some((view, membership)) =
+            self.observed.view.and_then(|view| Some((view, view.membership.as_ref()?)))
+        else {
+            return self.condition(False, R::NoMembership, R::NoMembership.sentence());
+        };
+        let agents =
+            || membership.members().iter().map(|member| (member, view.agents.get(&member.incarnation)));
+        let pod = |uid: &str| (self.observed.pod_name)(uid).unwrap_or_else(|| uid.to_owned());
+        if let Some((fault, member)) =
+            agents().find_map(|(member, agent)| Some((agent?.refused.as_ref()?, member)))
+        {
+            let message = format!(
+                "pod {} refused epoch {}: {}: {}. {}",
+                pod(&member.pod_uid),
+                membership.epoch(),
+                fault.code,
+                fault.message,
+                fault.hint
+            );
+            return self.condition(False, R::Refused, message);
+        }
+        let all = membership.members().len();
+        let absent: Vec<String> =
+            agents().filter(|(_, agent)| agent.is_none()).map(|(member, _)| pod(&member.pod_uid)).collect();
+        if let Some(first) = absent.first() {
+            let message = format!(
+                "{} of {all} members are not connected, first pod {first}. The others go on without them. \
+                 Next: {}",
+                absent.len(),
+                self.look()
+            );
+            return self.condition(False, R::AgentsMissing, message);
+        }
+        let is_current = |accepted: Option<_>| accepted == Some(membership.epoch());
+        let waiting =
+            agents().filter(|(_, agent)| !agent.is_some_and(|agent| is_current(agent.accepted))).count();
+        if waiting > 0 {
+            let message =
+                format!("{waiting} of {all} members have not answered to epoch {} yet.", membership.epoch());
+            return self.condition(False, R::Configuring, message);
+        }
+        self.condition(True, R::Tcp, format!("TCP on all {all} ranks, protected by TLS."))
+    }
+
+    fn ready(&self, [accepted, authorized, resolved]: [bool; 3], replicas: &[ReplicaNow]) -> Condition {
+        let inference = self.next.inference.as_ref();
+        let oldest =
+            inference.and_then(|inference| inference.oldest_serving).map_or("nothing".to_owned(), shown);
+        let (serving, all) = inference.map_or((0, 0), |now| (now.serving_replicas, now.replicas));
+        let serve = format!("{serving} of {all} replicas serve, the oldest {oldest}");
+        let see = |reason: ReadyReason, condition: &str| {
+            self.condition(False, reason, format!("See condition {condition}; {serve}."))
+        };
+        if !accepted {
+            return see(ReadyReason::NotAccepted, "Accepted");
+        }
+        if !authorized {
+            return see(ReadyReason::Unauthorized, "Authorized");
+        }
+        if !resolved {
+            return see(ReadyReason::MembersMissing, "MembersResolved");
+        }
+        for pool in &self.observed.spec.inference.pools {
+            let serves = |replica: &&ReplicaNow| replica.pool == pool.name && replica.is_serving();
+            let serving = i32::try_from(replicas.iter().filter(serves).count()).unwrap_or(i32::MAX);
+            if serving < pool.min_replicas {
+                let message = format!(
+                    "{serve}; pool {} has {serving} and needs {}. Next: see conditions CommunicatorsReady and Degraded.",
+                    pool.name, pool.min_replicas
+                );
+                return self.condition(False, ReadyReason::NotEnoughServing, message);
+            }
+        }
+        self.condition(True, ReadyReason::Refitting, format!("{serve}."))
+    }
+
+    /// Ready stays True until it has been wrong for a while; who waits for it, rolls back when it turns False.
+    fn dwelling(&self, new: Condition, memory: &mut Memory) -> (Condition, Option<Timestamp>) {
+        let was_ready = self.old(ConditionType::Ready).filter(|old| old.status == True);
+        let (Some(was), false) = (was_ready, new.status == True) else {
+            memory.unready_since = None;
+            return (new, None);
+        };
+        let since = *memory.unready_since.get_or_insert(self.observed.now);
+        let until = since.checked_add(dwell()).unwrap_or(since);
+        if self.observed.now >= until {
+            memory.unready_since = None;
+            return (new, None);
+        }
+        (Condition { observed_generation: Some(self.observed.generation), ..was.clone() }, Some(until))
+    }
+
+    fn in_sync(&self, memory: &Memory) -> Condition {
+        let Some((inference, committed)) =
+            self.next.inference.as_ref().and_then(|inference| Some((inference, inference.committed?)))
+        else {
+            let reason = InSyncReason::NothingCommitted;
+            return self.condition(False, reason, reason.sentence());
+        };
+        let newest = shown(committed);
+        if inference.fenced_replicas > 0 {
+            let message = format!(
+                "{} replicas are fenced; the newest is {newest}. {}",
+                inference.fenced_replicas,
+                self.first_behind()
+            );
+            return self.condition(False, InSyncReason::ReplicasFenced, message);
+        }
+        let earliest = memory.earlier.unwrap_or(committed);
+        match inference.oldest_serving {
+            Some(oldest) if oldest >= earliest => {
+                let message = format!(
+                    "{} of {} replicas hold {newest}.",
+                    inference.current_replicas, inference.replicas
+                );
+                self.condition(True, InSyncReason::Current, message)
+            }
+            oldest => {
+                let oldest = oldest.map_or("nothing".to_owned(), shown);
+                let message = format!(
+                    "The oldest serving replica holds {oldest}, the newest is {newest}. {}",
+                    self.first_behind()
+                );
+                self.condition(False, InSyncReason::ReplicasBehind, message)
+            }
+        }
+    }
+
+    fn first_behind(&self) -> String {
+        let Some(first) = self.next.behind.first() else { return String::new() };
+        format!("First: {}/{} {}: {}", first.pool, first.replica, first.reason, first.message)
+    }
+
+    fn degraded(&self, accepted: bool) -> Condition {
+        let next = self.next;
+        if !accepted && next.membership.is_some() {
+            let reason = DegradedReason::ChangeRefused;
+            return self.condition(True, reason, format!("{} See condition Accepted.", reason.sentence()));
+        }
+        if let Some((pod, fault)) = self.refused_registration() {
+            let message = format!("pod {pod}: {}: {}. {}", fault.code, fault.message, fault.hint);
+            return self.condition(True, DegradedReason::RegistrationRefused, message);
+        }
+        if next.inference.as_ref().is_some_and(|inference| inference.fenced_replicas > 0) {
+            return self.condition(True, DegradedReason::ReplicasFenced, self.first_behind());
+        }
+        if let Some(round) = next.last_round.as_ref().filter(|round| round.outcome == RoundOutcome::Aborted) {
+            let reason = round.reason.as_deref().unwrap_or("no code");
+            let message = format!(
+                "round {} of epoch {} ended with {reason}. {}",
+                round.id,
+                round.epoch,
+                round.message.as_deref().unwrap_or_default()
+            );
+            return self.condition(True, DegradedReason::RoundFailed, message);
+        }
+        let absent = self.observed.view.and_then(|view| {
+            let membership = view.membership.as_ref()?;
+            let absent =
+                membership.members().iter().filter(|member| !view.agents.contains_key(&member.incarnation));
+            Some(absent.count()).filter(|absent| *absent > 0)
+        });
+        if let Some(absent) = absent {
+            let message =
+                format!("{absent} members' agents are not connected; see condition CommunicatorsReady.");
+            return self.condition(True, DegradedReason::AgentsLost, message);
+        }
+        self.condition(False, DegradedReason::AsExpected, DegradedReason::AsExpected.sentence())
+    }
+
+    fn refused_registration(&self) -> Option<(String, &weightrefit_proto::v1::Fault)> {
+        let agents = self.observed.view?.agents.values();
+        let refused = |agent: &'_ crate::coordinator::AgentView| {
+            agent.state.ranks.iter().position(|rank| rank.fault.is_some())
+        };
+        let (agent, at) = agents.into_iter().find_map(|agent| Some((agent, refused(agent)?)))?;
+        let pod = (self.observed.pod_name)(&agent.pod_uid).unwrap_or_else(|| agent.pod_uid.clone());
+        Some((pod, agent.state.ranks[at].fault.as_ref()?))
+    }
+
+    fn reconciling(&self, accepted: bool) -> Option<Condition> {
+        if !accepted || self.observed.is_settling {
+            return None;
+        }
+        let membership = self.next.membership.as_ref();
+        let reason = match membership {
+            None => ReconcilingReason::Forming,
+            Some(membership) if membership.generation != self.observed.generation => {
+                ReconcilingReason::Changing
+            }
+            Some(_) => return None,
+        };
+        Some(self.condition(True, reason, reason.sentence()))
+    }
+
+    fn stalled(&self, accepted: &Condition, authorized: &Condition, known: &Known) -> Option<Condition> {
+        let is_forming = self.next.training.as_ref().is_none_or(|now| now.state == TrainingState::Forming);
+        let has_fault = known.errors.iter().any(|error| !matches!(error, SeatError::NoAddress { .. }));
+        let reason = match (accepted.status, authorized.status) {
+            (False, _) => StalledReason::NotAccepted,
+            (_, False) => StalledReason::Unauthorized,
+            _ if has_fault && is_forming => StalledReason::PodRejected,
+            _ => return None,
+        };
+        Some(self.condition(True, reason, reason.sentence()))
+    }
+}
+
+fn dwell() -> SignedDuration {
+    SignedDuration::try_from(limits::READY_DWELL).unwrap_or(SignedDuration::ZERO)
+}

@@ -1,0 +1,61 @@
+//! What pods and agents tell of ranks and replicas, before anybody has agreed on anything.
+
+use crate::api::refit::WeightRefitSpec;
+use crate::controller::pod_facts::{PodFacts, PodPhase, Side};
+use crate::controller::seats::{SeatError, Seating, seat};
+use crate::coordinator::View;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use weightrefit_core::id::Rank;
+use weightrefit_core::membership::Seat;
+
+/// Ranks and replicas that are known.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// Training ranks with a pod.
+    pub(super) training: BTreeSet<Rank>,
+    /// Ranks with a pod, by pool and replica.
+    pub(super) replicas: BTreeMap<String, BTreeMap<String, BTreeSet<Rank>>>,
+    /// What is wrong with pods, in the order of their age.
+    pub(super) errors: Vec<SeatError>,
+    /// Pods that claim the training side and have not been deleted.
+    pub(super) training_pods: usize,
+    /// Whether these have all ended well.
+    pub(super) is_trainer_done: bool,
+}
+
+impl Known {
+    /// From the pods that claim the refit, and for ranks that only agents tell, from those that are connected.
+    pub(super) fn of(spec: &WeightRefitSpec, pods: &[Arc<PodFacts>], view: Option<&View>) -> Self {
+        let Seating { holders, errors } = seat(spec, pods);
+        let training: Vec<_> =
+            pods.iter().filter(|pod| pod.side == Side::Training && !pod.deleting).collect();
+        let mut known = Self {
+            errors,
+            training_pods: training.len(),
+            is_trainer_done: !training.is_empty()
+                && training.iter().all(|pod| pod.phase == PodPhase::Succeeded),
+            ..Self::default()
+        };
+        let announced = view.into_iter().flat_map(|view| view.agents.values()).flat_map(|agent| &agent.seats);
+        holders.keys().chain(announced).for_each(|seat| known.take(seat));
+        known
+    }
+
+    fn take(&mut self, seat: &Seat) {
+        match seat {
+            Seat::Training { rank } => drop(self.training.insert(*rank)),
+            Seat::Inference { pool, replica, rank } => {
+                let replicas = self.replicas.entry(pool.clone()).or_default();
+                replicas.entry(replica.clone()).or_default().insert(*rank);
+            }
+        }
+    }
+
+    /// Whole replicas of a pool.
+    pub(super) fn whole(&self, pool: &str, ranks_per_replica: i32) -> i32 {
+        let ranks = ranks_per_replica.unsigned_abs() as usize;
+        let whole = self.replicas.get(pool).into_iter().flatten().filter(|(_, known)| known.len() >= ranks);
+        i32::try_from(whole.count()).unwrap_or(i32::MAX)
+    }
+}
