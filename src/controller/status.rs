@@ -13,6 +13,7 @@ mod rounds;
 #[cfg(test)]
 mod tests;
 
+use super::consent::NoConsent;
 use super::pod_facts::PodFacts;
 use super::record::whole_second;
 use super::validate::{Rejection, short};
@@ -42,8 +43,8 @@ pub struct Observed<'a> {
     pub spec: &'a WeightRefitSpec,
     /// Whether it is accepted.
     pub accepted: Result<(), &'a Unaccepted>,
-    /// Who may take part; `None` while it has not been asked.
-    pub consent: Option<&'a Consent>,
+    /// Pods that may not take part; `None` while nobody has been asked.
+    pub consent: Option<&'a [NoConsent]>,
     /// Pods that claim the refit.
     pub pods: &'a [Arc<PodFacts>],
     /// What its coordinator knows; `None` while it has none.
@@ -58,28 +59,6 @@ pub struct Observed<'a> {
     pub previous: &'a WeightRefitStatus,
     /// The present.
     pub now: Timestamp,
-}
-
-/// Who of the pods that claim a refit may take part.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Consent {
-    /// Pods whose account lacks the verb, in the order of their names.
-    pub denied: Vec<Denied>,
-    /// Why the API server did not say, where it did not.
-    pub failed: Option<String>,
-}
-
-/// A pod that may not take part.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Denied {
-    /// namespace/name.
-    pub pod: String,
-    /// Namespace of its account, which is the pod's.
-    pub namespace: String,
-    /// Its account.
-    pub service_account: String,
-    /// `publish` or `receive`.
-    pub verb: &'static str,
 }
 
 /// Why a refit is not accepted.

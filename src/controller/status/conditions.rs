@@ -9,6 +9,7 @@ use crate::controller::reason::{
     AcceptedReason, AuthorizedReason, CommunicatorsReadyReason, DegradedReason, InSyncReason,
     MembersResolvedReason, ReadyReason, Reason, ReconcilingReason, StalledReason,
 };
+use crate::controller::consent::NoConsent;
 use crate::controller::record::whole_second;
 use crate::controller::seats::SeatError;
 use crate::controller::validate::short;
@@ -89,10 +90,6 @@ impl Made<'_> {
         self.observed.previous.conditions.iter().find(|old| old.kind == new.kind).cloned().unwrap_or(new)
     }
 
-    fn refit(&self) -> String {
-        format!("{}/{}", self.observed.namespace, self.observed.name)
-    }
-
     fn accepted(&self) -> Condition {
         match self.observed.accepted {
             Ok(()) => self.condition(True, AcceptedReason::Valid, AcceptedReason::Valid.sentence()),
@@ -114,29 +111,16 @@ impl Made<'_> {
                 "The API server has not been asked yet.",
             );
         };
-        if let Some(denied) = consent.denied.first() {
-            let (verb, name, namespace) = (denied.verb, observed.name, observed.namespace);
-            let account = format!("{}:{}", denied.namespace, denied.service_account);
-            let more = match consent.denied.len() {
+        let refused = |no: &&NoConsent| matches!(no, NoConsent::Refused { .. });
+        if let Some(first) = consent.iter().find(refused) {
+            let more = match consent.iter().filter(refused).count() {
                 1 => String::new(),
-                pods => format!(" and {} more pods", pods - 1),
+                pods => format!(". So it is with {} more pods", pods - 1),
             };
-            let role = format!("{name}-{verb}");
-            let message = format!(
-                "pod {}{more} may not {verb}: account {account} lacks the verb on WeightRefit {}; it gets nothing. \
-                 Next: kubectl create role {role} -n {namespace} --verb={verb} \
-                 --resource=weightrefits.weightrefit.dev --resource-name={name}; \
-                 kubectl create rolebinding {role}-{} -n {namespace} --role={role} --serviceaccount={account}",
-                denied.pod,
-                self.refit(),
-                denied.service_account,
-            );
-            return self.condition(False, AuthorizedReason::Unauthorized, message);
+            return self.condition(False, AuthorizedReason::Unauthorized, format!("{first}{more}"));
         }
-        if let Some(failed) = &consent.failed {
-            let message =
-                format!("{} It is asked again: {failed}", AuthorizedReason::ReviewFailed.sentence());
-            return self.condition(Unknown, AuthorizedReason::ReviewFailed, message);
+        if let Some(first) = consent.first() {
+            return self.condition(Unknown, AuthorizedReason::ReviewFailed, first.to_string());
         }
         match observed.pods.len() {
             0 => {

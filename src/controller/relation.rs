@@ -1,0 +1,362 @@
+//! One task per refit: it walks the steps whenever something changes, and owns the refit's coordinator.
+//!
+//! Invariants:
+//! - B1: the steps come in order: each takes what the one before proves.
+//! - B2: while a change is refused, the coordinator goes on with what was accepted before.
+//! - B3: a pod that is gone or may not take part is dismissed before the status says so.
+
+use super::apply::Applied;
+use super::build::build;
+use super::consent::NoConsent;
+use super::dereference::{DereferenceError, dereference, named};
+use super::events::{Publisher, happenings};
+use super::gate::ClusterGate;
+use super::pod_facts::PodFacts;
+use super::pods::Pods;
+use super::reason::{AcceptedReason, Reason};
+use super::record::PodName;
+use super::status::{Memory, Observed, Unaccepted, status};
+use super::update_status::{Urgency, update_status, urgency};
+use super::validate::validate;
+use crate::api::refit::WeightRefit;
+use crate::api::status::WeightRefitStatus;
+use crate::coordinator::{Server, View, fault};
+use crate::limits;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::events::Recorder;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use std::collections::BTreeSet;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_stream::StreamExt;
+use weightrefit_core::code::Code;
+
+/// What all refits share.
+pub struct Shared {
+    /// The API server.
+    pub client: Client,
+    /// Serves the agents of all refits.
+    pub server: Server,
+    /// Pods that claim refits.
+    pub pods: Arc<Pods>,
+    /// Knows who may take part.
+    pub gate: Arc<ClusterGate>,
+    /// Makes events.
+    pub recorder: Recorder,
+    /// Bounds how many refits are validated at once.
+    pub validations: Semaphore,
+}
+
+/// What a relation is told.
+pub(super) struct Signals {
+    /// The object, whenever it changes; closed when it is deleted or the operator stops.
+    pub(super) objects: watch::Receiver<Arc<WeightRefit>>,
+    /// Its pods have changed.
+    pub(super) pods: Arc<Notify>,
+    /// Whether the end of `objects` is the object's deletion.
+    pub(super) is_deleted: watch::Receiver<bool>,
+}
+
+/// One refit, from its creation to its deletion.
+pub(super) struct Relation {
+    shared: Arc<Shared>,
+    signals: Signals,
+    api: Api<WeightRefit>,
+    key: String,
+    maps: ConfigMaps,
+    applied: Option<Applied>,
+    /// Of the generation that was looked at last.
+    accepted: Option<(i64, Result<(), Unaccepted>)>,
+    memory: Memory,
+    events: Publisher,
+    status: WeightRefitStatus,
+    /// resourceVersion of the status that was written last.
+    written: Option<u64>,
+    written_at: Option<Instant>,
+}
+
+impl Relation {
+    pub(super) fn new(shared: Arc<Shared>, signals: Signals) -> Self {
+        let refit = Arc::clone(&signals.objects.borrow());
+        let namespace = refit.namespace().unwrap_or_default();
+        Self {
+            api: Api::namespaced(shared.client.clone(), &namespace),
+            key: format!("{namespace}/{}", refit.name_any()),
+            maps: ConfigMaps::new(Api::namespaced(shared.client.clone(), &namespace)),
+            events: Publisher::new(shared.recorder.clone()),
+            shared,
+            signals,
+            applied: None,
+            accepted: None,
+            memory: Memory::default(),
+            status: refit.status.clone().unwrap_or_default(),
+            written: None,
+            written_at: None,
+        }
+    }
+
+    /// Runs until the object is deleted or the operator stops.
+    pub(super) async fn run(mut self) {
+        loop {
+            let again = self.reconcile().await;
+            let mut view = self.applied.as_ref().map(Applied::view);
+            tokio::select! {
+                changed = self.signals.objects.changed() => if changed.is_err() { break },
+                () = self.signals.pods.notified() => {}
+                () = self.maps.changed.notified() => self.accepted = None,
+                () = changed(view.as_mut()) => {}
+                () = tokio::time::sleep_until(again) => {}
+            }
+        }
+        if *self.signals.is_deleted.borrow() {
+            self.end().await;
+        }
+    }
+
+    /// The agents of a deleted refit finish what must be finished, and leave.
+    async fn end(self) {
+        let Some(applied) = self.applied else { return };
+        tracing::info!(refit = self.key, "deleted: its agents are drained");
+        applied.coordinator().drain().await;
+        let mut view = applied.view();
+        let gone = view.wait_for(|view| view.agents.is_empty());
+        // Those that are still there then find that there is no such refit.
+        let _ = tokio::time::timeout(limits::DRAIN_LIMIT, gone).await;
+    }
+
+    /// Walks the steps; returns when to do it again if nothing happens.
+    async fn reconcile(&mut self) -> Instant {
+        let refit = Arc::clone(&self.signals.objects.borrow_and_update());
+        self.adopt(&refit);
+        let mut again = Instant::now() + limits::CONSENT_INTERVAL;
+        let generation = refit.metadata.generation.unwrap_or_default();
+        if self.accepted.as_ref().is_none_or(|(of, _)| *of != generation) {
+            self.maps.watch(named(&refit.spec));
+            let accepted = self.accept(&refit).await;
+            self.accepted = Some((generation, accepted));
+        }
+        if matches!(self.accepted, Some((_, Err(Unaccepted::Unreadable(_))))) {
+            self.accepted = self.accepted.take().map(|(_, accepted)| (-1, accepted));
+            again = again.min(Instant::now() + limits::RECONCILE_RETRY);
+        }
+        self.shared.pods.synced().await;
+        let pods = self.shared.pods.of(&self.key);
+        let consent = self.consent(&pods).await;
+        self.dismiss(&pods, &consent).await;
+        let plan = match &mut self.applied {
+            Some(applied) => applied.plan().await,
+            None => None,
+        };
+        let is_settling = self.applied.as_ref().is_some_and(Applied::is_settling);
+        if let Some(applied) = self.applied.as_ref().filter(|_| is_settling) {
+            again = again.min(applied.settles_at());
+        }
+        let view = self.applied.as_ref().map(|applied| applied.view().borrow().clone());
+        let namespace = refit.namespace().unwrap_or_default();
+        let pod_name = pod_name(&self.shared.pods);
+        let observed = Observed {
+            namespace: &namespace,
+            name: &refit.name_any(),
+            generation,
+            spec: &refit.spec,
+            accepted: match &self.accepted {
+                Some((_, accepted)) => accepted.as_ref().copied(),
+                None => Ok(()),
+            },
+            consent: Some(&consent),
+            pods: &pods,
+            view: view.as_ref(),
+            plan: plan.as_ref(),
+            is_settling,
+            pod_name: &*pod_name,
+            previous: &self.status,
+            now: Timestamp::now(),
+        };
+        let (next, at) = status(&observed, &mut self.memory);
+        if let Some(at) = at {
+            let wait = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
+            again = again.min(Instant::now() + wait);
+        }
+        self.write(&refit, next).await.map_or(again, |due| again.min(due))
+    }
+
+    /// What the object says of its status, unless it is older than what was written.
+    fn adopt(&mut self, refit: &WeightRefit) {
+        let status = refit.status.clone().unwrap_or_default();
+        let version = refit.resource_version().and_then(|version| version.parse().ok());
+        let is_older = matches!((version, self.written), (Some(version), Some(written)) if version < written);
+        if is_older {
+            return;
+        }
+        if status.membership != self.status.membership {
+            let next = WeightRefitStatus { membership: status.membership.clone(), ..self.status.clone() };
+            let news = happenings(&self.status, &next);
+            let (mut events, refit) = (self.events.clone(), refit.clone());
+            tokio::spawn(async move { events.publish(&refit, news).await });
+        }
+        self.status = status;
+    }
+
+    /// The steps from the object to a coordinator that runs (B1).
+    async fn accept(&mut self, refit: &Arc<WeightRefit>) -> Result<(), Unaccepted> {
+        let dereferenced = match dereference(&self.shared.client, Arc::clone(refit)).await {
+            Ok(dereferenced) => dereferenced,
+            Err(DereferenceError::Rejected(rejection)) => return Err(Unaccepted::Rejected(rejection)),
+            Err(DereferenceError::Unreadable { name, source }) => {
+                tracing::warn!(refit = self.key, config_map = name, error = %source, "cannot be read");
+                let sentence = AcceptedReason::Unreadable.sentence();
+                return Err(Unaccepted::Unreadable(format!("ConfigMap {name}: {sentence} It is asked again.")));
+            }
+        };
+        let permit = self.shared.validations.acquire().await.expect("the semaphore is never closed");
+        let validated = tokio::task::spawn_blocking(move || validate(dereferenced)).await;
+        drop(permit);
+        let validated = match validated {
+            Ok(validated) => validated.map_err(Unaccepted::Rejected)?,
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        };
+        let built = build(validated);
+        self.applied = Some(match self.applied.take() {
+            Some(applied) => applied.change(built).await,
+            None => Applied::start(built, &self.shared.server, self.api.clone(), pod_name(&self.shared.pods)),
+        });
+        Ok(())
+    }
+
+    /// Pods that may not take part.
+    async fn consent(&self, pods: &[Arc<PodFacts>]) -> Vec<NoConsent> {
+        let mut refused = Vec::new();
+        for pod in pods.iter().filter(|pod| !pod.deleting && !pod.is_over()) {
+            refused.extend(self.shared.gate.consent(pod).await.err());
+        }
+        refused
+    }
+
+    /// Agents whose pod is gone, or whose account has lost the right, leave (B3). Where the API server does not say,
+    /// nothing changes.
+    async fn dismiss(&self, pods: &[Arc<PodFacts>], consent: &[NoConsent]) {
+        let Some(applied) = &self.applied else { return };
+        let agents: BTreeSet<String> =
+            applied.view().borrow().agents.values().map(|agent| agent.pod_uid.clone()).collect();
+        for uid in agents {
+            let pod = pods.iter().find(|pod| pod.uid == uid && !pod.deleting && !pod.is_over());
+            let why = match pod {
+                None => format!("pod of uid {uid} is gone, is being deleted, or claims another refit"),
+                Some(pod) => {
+                    let shown = pod.shown();
+                    let of_pod = |no: &&NoConsent| matches!(no, NoConsent::Refused { pod, .. } if *pod == shown);
+                    let Some(refused) = consent.iter().find(of_pod) else { continue };
+                    refused.to_string()
+                }
+            };
+            tracing::info!(refit = self.key, pod = uid, why, "dismissed");
+            applied.coordinator().dismiss(uid, fault(Code::Unauthorized, why)).await;
+        }
+    }
+
+    /// Writes the status, if it is time; else returns when it will be.
+    async fn write(&mut self, refit: &WeightRefit, next: WeightRefitStatus) -> Option<Instant> {
+        let due = match urgency(&self.status, &next) {
+            Urgency::Same => return None,
+            Urgency::Now => None,
+            Urgency::Later => self.written_at.map(|at| at + limits::STATUS_INTERVAL),
+        };
+        if let Some(due) = due.filter(|due| *due > Instant::now()) {
+            return Some(due);
+        }
+        let (name, uid) = (refit.name_any(), refit.uid().unwrap_or_default());
+        let writing = update_status(&self.api, &name, &uid, &self.status, &next);
+        let written = match tokio::time::timeout(limits::API_TIMEOUT, writing).await {
+            Ok(Ok(written)) => written,
+            Ok(Err(error)) => {
+                tracing::warn!(refit = self.key, %error, "status is not written");
+                return Some(Instant::now() + limits::RECONCILE_RETRY);
+            }
+            Err(_) => {
+                tracing::warn!(refit = self.key, "status is not written: no answer");
+                return Some(Instant::now() + limits::RECONCILE_RETRY);
+            }
+        };
+        let news = happenings(&self.status, &next);
+        self.written = written.resource_version().and_then(|version| version.parse().ok());
+        self.written_at = Some(Instant::now());
+        self.status = written.status.unwrap_or_default();
+        self.events.publish(refit, news).await;
+        None
+    }
+}
+
+/// Names pods by their UID.
+fn pod_name(pods: &Arc<Pods>) -> Arc<PodName> {
+    let pods = Arc::clone(pods);
+    Arc::new(move |uid| pods.by_uid(uid).map(|pod| pod.shown()))
+}
+
+async fn changed(view: Option<&mut watch::Receiver<View>>) {
+    if let Some(view) = view
+        && view.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
+}
+
+/// The ConfigMaps that a refit names, each watched by name.
+struct ConfigMaps {
+    api: Api<ConfigMap>,
+    names: BTreeSet<String>,
+    changed: Arc<Notify>,
+    /// Ended with this.
+    watches: JoinSet<()>,
+}
+
+impl ConfigMaps {
+    fn new(api: Api<ConfigMap>) -> Self {
+        Self { api, names: BTreeSet::new(), changed: Arc::default(), watches: JoinSet::new() }
+    }
+
+    fn watch(&mut self, names: BTreeSet<&str>) {
+        if self.names.iter().map(String::as_str).eq(names.iter().copied()) {
+            return;
+        }
+        self.watches.abort_all();
+        for name in &names {
+            let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+            let (api, changed) = (self.api.clone(), Arc::clone(&self.changed));
+            self.watches.spawn(async move {
+                let mut events = pin!(watcher::watcher(api, config).default_backoff());
+                let mut known: Option<Option<String>> = None;
+                let mut listed = None;
+                while let Some(event) = events.next().await {
+                    let now = match event {
+                        Ok(watcher::Event::Init) => {
+                            listed = None;
+                            continue;
+                        }
+                        Ok(watcher::Event::InitApply(map)) => {
+                            listed = map.resource_version();
+                            continue;
+                        }
+                        Ok(watcher::Event::InitDone) => listed.take(),
+                        Ok(watcher::Event::Apply(map)) => map.resource_version(),
+                        Ok(watcher::Event::Delete(_)) => None,
+                        Err(error) => {
+                            tracing::warn!(%error, "watch of a ConfigMap failed");
+                            continue;
+                        }
+                    };
+                    if known.replace(now.clone()) != Some(now) {
+                        changed.notify_one();
+                    }
+                }
+            });
+        }
+        self.names = names.into_iter().map(str::to_owned).collect();
+    }
+}
