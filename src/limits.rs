@@ -120,6 +120,25 @@ pub const HUB_INPUTS_MAX: usize = 1_024;
 /// Instructions that wait for one agent: there are three kinds, and a later Configure replaces an older one.
 pub const INSTRUCTIONS_MAX: usize = 16;
 
+/// Answer of the API server to one question of a stream or a watch of ours: it takes milliseconds; who
+/// waited this long asks again.
+pub const API_ANSWER_MAX: Duration = Duration::from_secs(8);
+
+/// Token reviews in flight: a fleet that enrols at once is reviewed in a few seconds, a flood stays a trickle.
+pub const TOKEN_REVIEWS_MAX: usize = 32;
+
+/// Bytes of an enrolment token: a projected one has some 1,300.
+pub const ENROLMENT_TOKEN_BYTES_MAX: usize = 16 << 10;
+
+/// How long a granted consent is believed: what was taken back holds within a minute.
+pub const CONSENT_LIFETIME: Duration = Duration::from_secs(60);
+
+/// How long a refusal is believed: short, since somebody is about to grant it; agents ask again every 5 s.
+pub const NO_CONSENT_LIFETIME: Duration = Duration::from_secs(2);
+
+/// Consents remembered: one for each account and refit, of which a large cluster has hundreds.
+pub const CONSENTS_MAX: usize = 4_096;
+
 /// Local run: steps of one run; enough to watch it for hours, and a number that no typo reaches.
 pub const LOCAL_ROUNDS_MAX: u32 = 100_000;
 
