@@ -133,9 +133,6 @@ pub const PROTOCOL_VERSION: i32 = 1;
 #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
 pub const PLANNER_VERSION: i32 = weightrefit_core::plan::PLANNER_VERSION as i32;
 
-/// One request to the API server: it gives up on its own after 60 s, and a refit must not wait that long for another.
-pub const API_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Ready stays True for this long after it should be False: who waits for it rolls back when it turns False, and an
 /// engine that restarts is back in this time.
 pub const READY_DWELL: Duration = Duration::from_secs(30);
@@ -153,14 +150,29 @@ pub const EVENT_INTERVAL: Duration = Duration::from_secs(600);
 /// From the news that a refit is deleted until its agents' streams end: a round in progress needs not be cut short.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Between two questions whether the pods of a refit still may take part.
-pub const CONSENT_INTERVAL: Duration = Duration::from_secs(60);
-
 /// From a failed request to the API server to the next attempt.
 pub const RECONCILE_RETRY: Duration = Duration::from_secs(5);
 
 /// Refits that are validated at once: each may take a core for seconds.
 pub const VALIDATIONS_MAX: usize = 2;
+/// Answer of the API server to one question of a stream or a watch of ours: it takes milliseconds; who
+/// waited this long asks again.
+pub const API_ANSWER_MAX: Duration = Duration::from_secs(8);
+
+/// Token reviews in flight: a fleet that enrols at once is reviewed in a few seconds, a flood stays a trickle.
+pub const TOKEN_REVIEWS_MAX: usize = 32;
+
+/// Bytes of an enrolment token: a projected one has some 1,300.
+pub const ENROLMENT_TOKEN_BYTES_MAX: usize = 16 << 10;
+
+/// How long a granted consent is believed: what was taken back holds within a minute.
+pub const CONSENT_LIFETIME: Duration = Duration::from_secs(60);
+
+/// How long a refusal is believed: short, since somebody is about to grant it; agents ask again every 5 s.
+pub const NO_CONSENT_LIFETIME: Duration = Duration::from_secs(2);
+
+/// Consents remembered: one for each account and refit, of which a large cluster has hundreds.
+pub const CONSENTS_MAX: usize = 4_096;
 
 /// Local run: steps of one run; enough to watch it for hours, and a number that no typo reaches.
 pub const LOCAL_ROUNDS_MAX: u32 = 100_000;

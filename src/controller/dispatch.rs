@@ -7,9 +7,9 @@
 use super::relation::{Relation, Shared, Signals};
 use crate::api::refit::WeightRefit;
 use kube::core::DeserializeGuard;
+use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::runtime::WatchStreamExt;
 use kube::{Api, ResourceExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -43,7 +43,8 @@ pub async fn dispatch(
     let mut stop = pin!(stop);
     let mut pods = pin!(shared.pods.changes());
     let mut refits = pin!(watcher(api, watcher::Config::default()).default_backoff());
-    let mut dispatch = Dispatch { shared: Arc::clone(&shared), entries: BTreeMap::new(), tasks: JoinSet::new() };
+    let mut dispatch =
+        Dispatch { shared: Arc::clone(&shared), entries: BTreeMap::new(), tasks: JoinSet::new() };
     let mut listed = BTreeSet::new();
     loop {
         tokio::select! {

@@ -98,7 +98,7 @@ impl Publisher {
             };
             let object = refit.object_ref(&());
             let published = self.recorder.publish(&event, &object);
-            match tokio::time::timeout(limits::API_TIMEOUT, published).await {
+            match tokio::time::timeout(limits::API_ANSWER_MAX, published).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(reason = event.reason, %error, "event is lost"),
                 Err(_) => tracing::warn!(reason = event.reason, "event is lost: no answer"),

@@ -91,9 +91,9 @@ impl EpochRecord for StatusRecord {
     }
 
     async fn record(&mut self, next: &Next) -> Result<(), RecordError> {
-        match tokio::time::timeout(limits::API_TIMEOUT, self.write(next)).await {
+        match tokio::time::timeout(limits::API_ANSWER_MAX, self.write(next)).await {
             Ok(written) => written,
-            Err(_) => Err(RecordError(format!("no answer within {} s", limits::API_TIMEOUT.as_secs()))),
+            Err(_) => Err(RecordError(format!("no answer within {} s", limits::API_ANSWER_MAX.as_secs()))),
         }
     }
 }

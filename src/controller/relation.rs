@@ -24,8 +24,9 @@ use crate::coordinator::{Server, View, fault};
 use crate::limits;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::jiff::Timestamp;
+use kube::runtime::WatchStreamExt;
 use kube::runtime::events::Recorder;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, ResourceExt};
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -133,8 +134,8 @@ impl Relation {
     /// Walks the steps; returns when to do it again if nothing happens.
     async fn reconcile(&mut self) -> Instant {
         let refit = Arc::clone(&self.signals.objects.borrow_and_update());
-        self.adopt(&refit);
-        let mut again = Instant::now() + limits::CONSENT_INTERVAL;
+        self.adopt(&refit).await;
+        let mut again = Instant::now() + limits::CONSENT_LIFETIME;
         let generation = refit.metadata.generation.unwrap_or_default();
         if self.accepted.as_ref().is_none_or(|(of, _)| *of != generation) {
             self.maps.watch(named(&refit.spec));
@@ -148,6 +149,9 @@ impl Relation {
         self.shared.pods.synced().await;
         let pods = self.shared.pods.of(&self.key);
         let consent = self.consent(&pods).await;
+        if !consent.is_empty() {
+            again = again.min(Instant::now() + limits::RECONCILE_RETRY);
+        }
         self.dismiss(&pods, &consent).await;
         let plan = match &mut self.applied {
             Some(applied) => applied.plan().await,
@@ -187,9 +191,9 @@ impl Relation {
     }
 
     /// What the object says of its status, unless it is older than what was written.
-    fn adopt(&mut self, refit: &WeightRefit) {
+    async fn adopt(&mut self, refit: &WeightRefit) {
         let status = refit.status.clone().unwrap_or_default();
-        let version = refit.resource_version().and_then(|version| version.parse().ok());
+        let version: Option<u64> = refit.resource_version().and_then(|version| version.parse().ok());
         let is_older = matches!((version, self.written), (Some(version), Some(written)) if version < written);
         if is_older {
             return;
@@ -197,8 +201,7 @@ impl Relation {
         if status.membership != self.status.membership {
             let next = WeightRefitStatus { membership: status.membership.clone(), ..self.status.clone() };
             let news = happenings(&self.status, &next);
-            let (mut events, refit) = (self.events.clone(), refit.clone());
-            tokio::spawn(async move { events.publish(&refit, news).await });
+            self.events.publish(refit, news).await;
         }
         self.status = status;
     }
@@ -211,7 +214,9 @@ impl Relation {
             Err(DereferenceError::Unreadable { name, source }) => {
                 tracing::warn!(refit = self.key, config_map = name, error = %source, "cannot be read");
                 let sentence = AcceptedReason::Unreadable.sentence();
-                return Err(Unaccepted::Unreadable(format!("ConfigMap {name}: {sentence} It is asked again.")));
+                return Err(Unaccepted::Unreadable(format!(
+                    "ConfigMap {name}: {sentence} It is asked again."
+                )));
             }
         };
         let permit = self.shared.validations.acquire().await.expect("the semaphore is never closed");
@@ -250,7 +255,8 @@ impl Relation {
                 None => format!("pod of uid {uid} is gone, is being deleted, or claims another refit"),
                 Some(pod) => {
                     let shown = pod.shown();
-                    let of_pod = |no: &&NoConsent| matches!(no, NoConsent::Refused { pod, .. } if *pod == shown);
+                    let of_pod =
+                        |no: &&NoConsent| matches!(no, NoConsent::Refused { pod, .. } if *pod == shown);
                     let Some(refused) = consent.iter().find(of_pod) else { continue };
                     refused.to_string()
                 }
@@ -272,7 +278,7 @@ impl Relation {
         }
         let (name, uid) = (refit.name_any(), refit.uid().unwrap_or_default());
         let writing = update_status(&self.api, &name, &uid, &self.status, &next);
-        let written = match tokio::time::timeout(limits::API_TIMEOUT, writing).await {
+        let written = match tokio::time::timeout(limits::API_ANSWER_MAX, writing).await {
             Ok(Ok(written)) => written,
             Ok(Err(error)) => {
                 tracing::warn!(refit = self.key, %error, "status is not written");
@@ -330,7 +336,7 @@ impl ConfigMaps {
             let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
             let (api, changed) = (self.api.clone(), Arc::clone(&self.changed));
             self.watches.spawn(async move {
-                let mut events = pin!(watcher::watcher(api, config).default_backoff());
+                let mut events = pin!(watcher(api, config).default_backoff());
                 let mut known: Option<Option<String>> = None;
                 let mut listed = None;
                 while let Some(event) = events.next().await {

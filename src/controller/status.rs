@@ -15,7 +15,7 @@ mod tests;
 
 use super::consent::NoConsent;
 use super::pod_facts::PodFacts;
-use super::record::whole_second;
+use super::record::{PodName, whole_second};
 use super::validate::{Rejection, short};
 use crate::api::refit::WeightRefitSpec;
 use crate::api::status::{
@@ -54,7 +54,7 @@ pub struct Observed<'a> {
     /// Whether agents have not had the time to connect yet, since the coordinator started.
     pub is_settling: bool,
     /// Name of the pod of a UID, as namespace/name.
-    pub pod_name: &'a dyn Fn(&str) -> Option<String>,
+    pub pod_name: &'a PodName,
     /// What the status says now.
     pub previous: &'a WeightRefitStatus,
     /// The present.

@@ -50,7 +50,11 @@ impl<G: Gate> Coordinator for Service<G> {
         })?;
         self.gate.enrol(&pod_uid, &token).await.map_err(|fault| {
             tracing::warn!(pod = pod_uid, code = fault.code, message = fault.message, "enrolment refused");
-            Status::unauthenticated(fault.message)
+            // What may be asked again must not end the agent.
+            match fault.code == Code::Busy.name() {
+                true => Status::unavailable(fault.message),
+                false => Status::unauthenticated(fault.message),
+            }
         })?;
         Ok(Response::new(v1::EnrolResponse {
             certificate_chain_der: chain.into_iter().map(|certificate| certificate.to_vec()).collect(),

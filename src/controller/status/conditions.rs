@@ -5,11 +5,11 @@ use super::known::Known;
 use super::{Memory, Observed, Unaccepted, shown};
 use crate::api::condition::{Condition, ConditionStatus, ConditionType};
 use crate::api::status::{TrainingState, WeightRefitStatus};
+use crate::controller::consent::NoConsent;
 use crate::controller::reason::{
     AcceptedReason, AuthorizedReason, CommunicatorsReadyReason, DegradedReason, InSyncReason,
     MembersResolvedReason, ReadyReason, Reason, ReconcilingReason, StalledReason,
 };
-use crate::controller::consent::NoConsent;
 use crate::controller::record::whole_second;
 use crate::controller::seats::SeatError;
 use crate::controller::validate::short;

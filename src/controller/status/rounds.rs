@@ -1,7 +1,7 @@
 //! Rounds that have ended, as the status shows them.
 
 use crate::api::status::{PhaseMilliseconds, RoundBytes, RoundStatus, Version};
-use crate::controller::record::{counter, whole_second};
+use crate::controller::record::{PodName, counter, whole_second};
 use crate::controller::validate::short;
 use crate::coordinator::{EndedRound, View};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -11,7 +11,7 @@ use weightrefit_core::membership::{Member, Seat};
 use weightrefit_proto::report::{ReplicaReport, RoundOutcome, RoundReport, VersionReport};
 
 /// A round for the status; `pods` names the pod of a UID.
-pub(super) fn round(ended: &EndedRound, view: &View, pods: &dyn Fn(&str) -> Option<String>) -> RoundStatus {
+pub(super) fn round(ended: &EndedRound, view: &View, pods: &PodName) -> RoundStatus {
     let report = &ended.report;
     let phases = phases(report);
     let completed = whole_second(heard(ended));

@@ -1,0 +1,213 @@
+//! The coordinator's gate in a cluster: the API server says which pod a token is bound to, the refit says which
+//! seats that pod may hold, and RBAC of the refit's namespace says whether its account may hold any.
+//!
+//! Invariants:
+//! - G1: nothing of the request is believed: pod, account and node are what the token review says, and labels and
+//!   deletion what the API server says of that pod.
+//! - G2: an answer that could not be got refuses for now, never for ever and never in favour.
+
+use super::consent::{Consent, NoConsent};
+use super::pod_facts::PodFacts;
+use super::pods::Pods;
+use super::seats;
+use crate::api::refit::WeightRefit;
+use crate::coordinator::{Gate, fault};
+use crate::limits;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::PostParams;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Client};
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use weightrefit_core::code::Code;
+use weightrefit_core::membership::Seat;
+use weightrefit_proto::v1;
+
+/// Audience of enrolment tokens where none is configured. One of each cluster is safer: then a token of one cluster
+/// is worth nothing in another that trusts the same issuer.
+pub const DEFAULT_AUDIENCE: &str = "weightrefit.dev";
+
+/// Trusts what the API server says. Shared by the coordinator's streams and the controller.
+pub struct ClusterGate {
+    client: Client,
+    pods: Arc<Pods>,
+    refits: Store<WeightRefit>,
+    audience: String,
+    consent: Consent,
+    /// Anybody who reaches the port can make us ask; this many questions are open at once.
+    reviews: Semaphore,
+}
+
+/// What a token review says about its bearer.
+struct Bearer {
+    namespace: String,
+    account: String,
+    pod: String,
+    /// Absent where the token was made before the pod had a node.
+    node: Option<String>,
+}
+
+impl ClusterGate {
+    /// A gate for tokens of `audience`, pods that `pods` knows, and `refits` as the controller's watch has them.
+    #[must_use]
+    pub fn new(client: Client, pods: Arc<Pods>, refits: Store<WeightRefit>, audience: String) -> Self {
+        let consent = Consent::new(client.clone());
+        Self { client, pods, refits, audience, consent, reviews: Semaphore::new(limits::TOKEN_REVIEWS_MAX) }
+    }
+
+    /// Whether the account of the pod may take part in the refit that the pod claims.
+    ///
+    /// # Errors
+    /// It may not, or the API server did not say.
+    pub async fn consent(&self, pod: &PodFacts) -> Result<(), NoConsent> {
+        self.consent.of(pod).await
+    }
+
+    async fn review(&self, token: &str) -> Result<TokenReviewStatus, v1::Fault> {
+        let spec = TokenReviewSpec { token: token.to_owned(), audiences: Some(vec![self.audience.clone()]) };
+        let review = TokenReview { spec, ..TokenReview::default() };
+        let _permit = self.reviews.acquire().await.expect("the semaphore is never closed");
+        let api = Api::<TokenReview>::all(self.client.clone());
+        let parameters = PostParams::default();
+        let answer = api.create(&parameters, &review);
+        let review = answered("the review of the token", timeout(limits::API_ANSWER_MAX, answer).await)?;
+        Ok(review.status.unwrap_or_default())
+    }
+
+    /// The facts of the bearer's pod: as watched, or read once where the watch has not told of it yet.
+    async fn pod_of(&self, bearer: &Bearer, uid: &str) -> Result<Arc<PodFacts>, v1::Fault> {
+        if let Some(facts) = self.pods.by_uid(uid) {
+            return Ok(facts);
+        }
+        let api = Api::<Pod>::namespaced(self.client.clone(), &bearer.namespace);
+        let answer = timeout(limits::API_ANSWER_MAX, api.get_opt(&bearer.pod)).await;
+        let pod = answered("the look-up of the pod", answer)?;
+        let pod = pod.filter(|pod| pod.metadata.uid.as_deref() == Some(uid)).ok_or_else(|| {
+            unauthenticated(format!("pod {}/{} of uid {uid} is gone", bearer.namespace, bearer.pod))
+        })?;
+        PodFacts::of(&pod).map(Arc::new).map_err(|malformed| fault(Code::Unauthorized, malformed.to_string()))
+    }
+}
+
+/// Of one gate many streams ask, and the controller.
+impl Gate for Arc<ClusterGate> {
+    async fn enrol(&self, pod_uid: &str, token: &str) -> Result<(), v1::Fault> {
+        if token.is_empty() || token.len() > limits::ENROLMENT_TOKEN_BYTES_MAX {
+            let (length, max) = (token.len(), limits::ENROLMENT_TOKEN_BYTES_MAX);
+            return Err(unauthenticated(format!("token has {length} bytes, 1 to {max} are possible")));
+        }
+        let status = self.review(token).await?;
+        let bearer = bearer(status, &self.audience, pod_uid)?;
+        let facts = self.pod_of(&bearer, pod_uid).await?;
+        bearer.check(&facts)
+    }
+
+    async fn admit(&self, refit: &str, pod_uid: &str, seats: &[Seat]) -> Result<(), v1::Fault> {
+        let facts = self.pods.by_uid(pod_uid).ok_or_else(|| {
+            let text = format!("no pod of uid {pod_uid} is known to claim a refit");
+            fault(Code::NotConfigured, text)
+        })?;
+        let pod = facts.shown();
+        if facts.deleting || facts.is_over() {
+            return Err(fault(Code::Unauthorized, format!("pod {pod} is being deleted or has ended")));
+        }
+        if facts.refit != refit {
+            let text = format!("pod {pod} claims refit {} by its labels, not the one announced", facts.refit);
+            return Err(fault(Code::Unauthorized, text));
+        }
+        let (namespace, name) = facts.refit_parts();
+        let resource = self.refits.get(&ObjectRef::new(name).within(namespace)).ok_or_else(|| {
+            fault(Code::NotConfigured, format!("pod {pod} claims refit {refit}, which does not exist"))
+        })?;
+        seats::allowed(&resource.spec, &facts)
+            .and_then(|allowed| allowed.check(&facts, seats))
+            .map_err(|error| fault(error.code(), error.to_string()))?;
+        self.consent(&facts).await.map_err(|error| fault(error.code(), error.to_string()))
+    }
+}
+
+/// Who the bearer is, if its token is for us and bound to that very pod.
+fn bearer(status: TokenReviewStatus, audience: &str, pod_uid: &str) -> Result<Bearer, v1::Fault> {
+    if status.authenticated != Some(true) {
+        let why = status.error.unwrap_or_default();
+        let why: String = why.chars().take(200).collect();
+        return Err(unauthenticated(format!(
+            "token of pod {pod_uid} is not valid for audience {audience}: {why}"
+        )));
+    }
+    if !status.audiences.iter().flatten().any(|own| own == audience) {
+        return Err(unauthenticated(format!("token of pod {pod_uid} is not for audience {audience}")));
+    }
+    let user = status.user.unwrap_or_default();
+    let name = user.username.clone().unwrap_or_default();
+    let account = name.strip_prefix("system:serviceaccount:").and_then(|name| name.split_once(':'));
+    let Some((namespace, account)) = account else {
+        return Err(unauthenticated(format!(
+            "token of pod {pod_uid} is of `{name}`, not of a service account"
+        )));
+    };
+    let (Some(uid), Some(pod)) = (extra(&user, "pod-uid"), extra(&user, "pod-name")) else {
+        return Err(unauthenticated(format!("token of account {namespace}:{account} is not bound to a pod")));
+    };
+    if uid != pod_uid {
+        let text = format!("token is bound to pod {namespace}/{pod} of uid {uid}, not {pod_uid}");
+        return Err(unauthenticated(text));
+    }
+    Ok(Bearer {
+        namespace: namespace.to_owned(),
+        account: account.to_owned(),
+        pod: pod.to_owned(),
+        node: extra(&user, "node-name").map(str::to_owned),
+    })
+}
+
+impl Bearer {
+    /// Whether the pod is still what the token was made for.
+    fn check(&self, facts: &PodFacts) -> Result<(), v1::Fault> {
+        let pod = facts.shown();
+        let is_bound = facts.namespace == self.namespace && facts.name == self.pod;
+        if !is_bound || facts.service_account != self.account {
+            let text = format!(
+                "pod {pod} runs as account {}, the token is of {}:{}",
+                facts.service_account, self.namespace, self.account
+            );
+            return Err(unauthenticated(text));
+        }
+        if let (Some(bound), Some(node)) = (&self.node, &facts.node)
+            && bound != node
+        {
+            return Err(unauthenticated(format!("pod {pod} is on node {node}, the token is for {bound}")));
+        }
+        match facts.deleting {
+            true => Err(unauthenticated(format!("pod {pod} is being deleted"))),
+            false => Ok(()),
+        }
+    }
+}
+
+fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
+    match user.extra.as_ref()?.get(&format!("authentication.kubernetes.io/{key}"))?.as_slice() {
+        [one] if !one.is_empty() => Some(one),
+        _ => None,
+    }
+}
+
+fn unauthenticated(text: String) -> v1::Fault {
+    fault(Code::Unauthenticated, text)
+}
+
+/// G2: whoever asks may ask again.
+fn answered<T>(
+    what: &str,
+    answer: Result<Result<T, kube::Error>, tokio::time::error::Elapsed>,
+) -> Result<T, v1::Fault> {
+    let text = match answer {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(error)) => format!("the API server refused {what}: {error}"),
+        Err(_) => format!("the API server did not answer {what} in time"),
+    };
+    tracing::warn!(error = text, "cannot ask the API server");
+    Err(fault(Code::Busy, text))
+}
