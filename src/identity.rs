@@ -1,10 +1,13 @@
-//! Who a pod is: an authority in memory signs agents' keys, and one-time tokens say which pod a request is for.
+//! Who a pod is: an authority signs agents' keys, and tokens say which pod a request is for. In a cluster a Secret
+//! keeps the authority, and tokens are service accounts'; elsewhere both live as long as their coordinator.
 //!
 //! Agents authenticate each other by the key that the membership pins, so a certificate only has to bind a pod
 //! UID to a key once: when the agent enrols and when it opens its stream.
 
 mod authority;
+mod kept;
 mod token;
 
 pub use authority::{Authority, IdentityError, SERVER_NAME, ServerIdentity, pod_of_certificate};
+pub use kept::{CA_BUNDLE, CA_BUNDLE_KEY, CA_SECRET, KeptError, load_or_create, publish_bundle};
 pub use token::Tokens;

@@ -9,4 +9,5 @@ pub mod coordinator;
 pub mod identity;
 pub mod limits;
 pub mod local;
+pub mod operator;
 pub mod safetensors;

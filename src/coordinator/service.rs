@@ -46,7 +46,9 @@ impl<G: Gate> Coordinator for Service<G> {
             IdentityError::Request { .. } | IdentityError::PodUid(_) => {
                 Status::invalid_argument(error.to_string())
             }
-            IdentityError::NoPod | IdentityError::Signing(_) => Status::internal(error.to_string()),
+            IdentityError::NoPod | IdentityError::Kept(_) | IdentityError::Signing(_) => {
+                Status::internal(error.to_string())
+            }
         })?;
         self.gate.enrol(&pod_uid, &token).await.map_err(|fault| {
             tracing::warn!(pod = pod_uid, code = fault.code, message = fault.message, "enrolment refused");

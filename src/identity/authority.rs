@@ -1,9 +1,11 @@
-//! Certificate authority in memory: lives as long as its coordinator, never touches a disk.
+//! Certificate authority: in memory as long as its coordinator lives, and as PEM where it must outlive it.
 
+use base64::Engine;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CertifiedIssuer, DistinguishedName,
-    DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
 };
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use std::time::{Duration, SystemTime};
 use x509_parser::extensions::GeneralName;
@@ -18,8 +20,11 @@ const POD_URI: &str = "weightrefit://pod/";
 /// How long an agent's certificate lasts. It is renewed at a third, so two renewals may fail.
 const LEAF_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long the authority and the coordinator's own certificate last: longer than any process that holds them.
-const AUTHORITY_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// How long the authority lasts. A kept one is not replaced by itself, so it outlives the cluster that keeps it.
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// How long the coordinator's own certificate lasts: longer than the process that holds it.
+const SERVER_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Clocks of pods may be behind by this much.
 const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
@@ -47,6 +52,9 @@ pub enum IdentityError {
     /// The certificate names no pod.
     #[error("certificate names no pod")]
     NoPod,
+    /// What was kept cannot be used any more.
+    #[error("kept authority cannot be used: {0}")]
+    Kept(String),
     /// Key generation or signing failed.
     #[error("cannot make a certificate: {0}")]
     Signing(#[from] rcgen::Error),
@@ -54,7 +62,8 @@ pub enum IdentityError {
 
 /// Signs agents' keys and the coordinator's own.
 pub struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
+    issuer: Issuer<'static, KeyPair>,
+    certificate: CertificateDer<'static>,
 }
 
 /// Certificate and key of the coordinator.
@@ -73,19 +82,54 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         valid_for(&mut params, AUTHORITY_LIFETIME);
-        Ok(Self { issuer: CertifiedIssuer::self_signed(params, KeyPair::generate()?)? })
+        let key = KeyPair::generate()?;
+        let certificate = params.self_signed(&key)?.der().clone();
+        Ok(Self { issuer: Issuer::new(params, key), certificate })
+    }
+
+    /// The authority that [`Self::certificate_pem`] and [`Self::key_pem`] were written of.
+    ///
+    /// # Errors
+    /// The texts are not a certificate of an authority and its key, or it has expired.
+    pub fn from_pem(certificate: &str, key: &str) -> Result<Self, IdentityError> {
+        // The parser's errors could hold pieces of the key.
+        let key = KeyPair::from_pem(key).map_err(|_| kept("its key is not a private key in PEM"))?;
+        let certificate = CertificateDer::from_pem_slice(certificate.as_bytes())
+            .map_err(|_| kept("its certificate is not in PEM"))?;
+        let (_, parsed) =
+            X509Certificate::from_der(&certificate).map_err(|_| kept("its certificate is malformed"))?;
+        if !parsed.is_ca() {
+            return Err(kept("its certificate is not an authority's"));
+        }
+        if parsed.public_key().raw != key.subject_public_key_info() {
+            return Err(kept("certificate and key do not belong together"));
+        }
+        if !parsed.validity().is_valid() {
+            let validity = parsed.validity();
+            return Err(kept(&format!("valid from {} to {} only", validity.not_before, validity.not_after)));
+        }
+        let issuer = Issuer::from_ca_cert_der(&certificate, key)?;
+        Ok(Self { issuer, certificate })
     }
 
     /// The certificate that agents and the coordinator trust, DER.
     #[must_use]
     pub fn certificate(&self) -> &CertificateDer<'static> {
-        self.issuer.der()
+        &self.certificate
     }
 
     /// The same as PEM, for the file that agents are given.
     #[must_use]
     pub fn certificate_pem(&self) -> String {
-        self.issuer.pem()
+        let base64 = base64::prelude::BASE64_STANDARD.encode(&self.certificate);
+        let lines = base64.as_bytes().chunks(64).map(String::from_utf8_lossy).collect::<Vec<_>>().join("\n");
+        format!("-----BEGIN CERTIFICATE-----\n{lines}\n-----END CERTIFICATE-----\n")
+    }
+
+    /// The private key as PEM. For the place that keeps it, and for no log.
+    #[must_use]
+    pub(super) fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
     }
 
     /// A certificate for the coordinator, valid for [`SERVER_NAME`].
@@ -95,7 +139,7 @@ impl Authority {
         params.distinguished_name = name(SERVER_NAME);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        valid_for(&mut params, AUTHORITY_LIFETIME);
+        valid_for(&mut params, SERVER_LIFETIME);
         let leaf = params.signed_by(&key, &self.issuer)?;
         let key = PrivatePkcs8KeyDer::from(key.serialize_der());
         Ok(ServerIdentity { chain: vec![leaf.der().clone(), self.certificate().clone()], key: key.into() })
@@ -134,6 +178,10 @@ pub fn pod_of_certificate(der: &[u8]) -> Result<String, IdentityError> {
     let uid = uid.ok_or(IdentityError::NoPod)?;
     check_pod_uid(uid)?;
     Ok(uid.to_owned())
+}
+
+fn kept(what: &str) -> IdentityError {
+    IdentityError::Kept(what.to_owned())
 }
 
 fn check_pod_uid(uid: &str) -> Result<(), IdentityError> {
@@ -198,6 +246,41 @@ mod tests {
         let der = request(&KeyPair::generate().unwrap());
         for uid in ["", "a/b", "a b", "a?b", "å", &"x".repeat(129)] {
             assert!(matches!(authority.sign(&der, uid), Err(IdentityError::PodUid(_))), "{uid}");
+        }
+    }
+
+    #[test]
+    fn a_kept_authority_signs_what_the_old_certificate_proves() {
+        let old = Authority::generate().unwrap();
+        let new = Authority::from_pem(&old.certificate_pem(), &old.key_pem()).unwrap();
+        assert_eq!(new.certificate(), old.certificate());
+        let chain = new.sign(&request(&KeyPair::generate().unwrap()), "training-0").unwrap();
+        let (_, leaf) = X509Certificate::from_der(&chain[0]).unwrap();
+        let (_, issuer) = X509Certificate::from_der(old.certificate()).unwrap();
+        leaf.verify_signature(Some(issuer.public_key())).unwrap();
+        assert_eq!(leaf.issuer(), issuer.subject());
+    }
+
+    #[test]
+    fn what_is_not_an_authority_and_its_key_is_not_taken() {
+        let (one, other) = (Authority::generate().unwrap(), Authority::generate().unwrap());
+        let key = KeyPair::generate().unwrap();
+        let leaf = CertificateParams::default().self_signed(&key).unwrap().pem();
+        let mut params = CertificateParams {
+            is_ca: IsCa::Ca(BasicConstraints::Constrained(0)),
+            ..CertificateParams::default()
+        };
+        params.not_after = (SystemTime::now() - Duration::from_secs(60)).into();
+        let expired = params.self_signed(&key).unwrap().pem();
+        for (certificate, key, want) in [
+            ("", one.key_pem(), "not in PEM"),
+            (one.certificate_pem().as_str(), String::new(), "not a private key"),
+            (one.certificate_pem().as_str(), other.key_pem(), "do not belong together"),
+            (leaf.as_str(), key.serialize_pem(), "not an authority's"),
+            (expired.as_str(), key.serialize_pem(), "valid from"),
+        ] {
+            let Err(error) = Authority::from_pem(certificate, &key) else { panic!("{want}: taken") };
+            assert!(error.to_string().contains(want), "{error}");
         }
     }
 
