@@ -1,4 +1,4 @@
-//! Root package of weightrefit: the resource, its offline resolution, membership, and the command line.
+//! Root package of weightrefit: the resource, its offline resolution, membership, the operator, and the command line.
 
 #![forbid(unsafe_code)]
 

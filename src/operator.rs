@@ -1,4 +1,199 @@
-//! The operator's life: who leads, and what it tells of itself.
+//! The operator's process: what is watched, served and written, wired together once.
+//!
+//! Agents are served by every replica; only the one that holds the lease coordinates.
 
 pub mod lease;
 pub mod telemetry;
+
+use crate::controller::dispatch::dispatch;
+use crate::controller::gate::{ClusterGate, DEFAULT_AUDIENCE};
+use crate::controller::pods::Pods;
+use crate::controller::relation::Shared;
+use crate::coordinator::{Server, TlsError};
+use crate::identity::{KeptError, load_or_create};
+use crate::limits;
+use clap::Parser;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::reflector;
+use kube::{Api, Client};
+use lease::{LEASE, Terms};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use telemetry::{Health, Metrics};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+use tracing_subscriber::EnvFilter;
+
+/// Keeps the weights of inference replicas equal to the trainer's newest published version.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "weightrefit-operator", version)]
+pub struct Args {
+    /// Namespace of this operator: its authority's Secret and its lease are there.
+    #[arg(long, value_name = "NAMESPACE", default_value = "weightrefit-system")]
+    pub namespace: String,
+    /// Watch refits and pods of this namespace only; all namespaces by default.
+    #[arg(long, value_name = "NAMESPACE")]
+    pub watch_namespace: Option<String>,
+    /// Where agents dial.
+    #[arg(long, value_name = "IP:PORT", default_value = "[::]:7443")]
+    pub agent_listen: SocketAddr,
+    /// Where `/metrics`, `/livez` and `/readyz` are served.
+    #[arg(long, value_name = "IP:PORT", default_value = "[::]:8080")]
+    pub http_listen: SocketAddr,
+    /// Name of this process among the operator's replicas, such as its pod's; random by default.
+    #[arg(long, value_name = "NAME")]
+    pub identity: Option<String>,
+    /// Audience that agents' tokens must have; one of its own for each cluster is safer.
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_AUDIENCE)]
+    pub audience: String,
+}
+
+/// The operator cannot start, or had to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum OperatorError {
+    /// No API server.
+    #[error("cannot find the API server: {0}")]
+    Client(#[from] kube::Error),
+    /// No authority.
+    #[error(transparent)]
+    Authority(#[from] KeptError),
+    /// A port that is taken, most often.
+    #[error("cannot {action}: {source}")]
+    System {
+        /// What was tried.
+        action: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// No TLS.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// Two metrics of one name.
+    #[error("cannot register metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// Another process may lead from now on.
+    #[error("the lease is lost; another process leads")]
+    LeaseLost,
+}
+
+/// Runs the operator until it is told to stop; the exit code says whether it was.
+#[must_use]
+pub fn main() -> ExitCode {
+    let args = Args::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
+    exit_on_panic();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!(%error, "cannot start the runtime");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(run(args)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(%error, "stopped");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A task that panicked would leave half an operator behind.
+fn exit_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::exit(101);
+    }));
+}
+
+async fn run(args: Args) -> Result<(), OperatorError> {
+    // All fields by name, so that none is forgotten.
+    let Args { namespace, watch_namespace, agent_listen, http_listen, identity, audience } = args;
+    let stop = stop_signal()?;
+    let (metrics, health) = (Metrics::new()?, Arc::new(Health::starting("pods are being listed")));
+    let http = listen(http_listen).await?;
+    let http_address = http.local_addr().ok();
+    tokio::spawn(telemetry::serve(http, metrics.clone(), Arc::clone(&health)));
+    let client = Client::try_default().await?;
+    let authority = Arc::new(load_or_create(&client, &namespace).await?);
+    let pods = Arc::new(Pods::new(&client, watch_namespace.as_slice()));
+    let (refits, store) = reflector::store();
+    let gate = Arc::new(ClusterGate::new(client.clone(), Arc::clone(&pods), refits, audience));
+    let server = Server::start(listen(agent_listen).await?, Arc::clone(&authority), Arc::clone(&gate))?;
+    let (agents, http) = (server.address().to_string(), http_address.map(|address| address.to_string()));
+    tracing::info!(agents, http, version = env!("CARGO_PKG_VERSION"), "serving");
+    let identity = match identity {
+        Some(identity) => identity,
+        None => random_identity()?,
+    };
+    let mut stop = std::pin::pin!(stop);
+    let leading = async {
+        pods.synced().await;
+        health.set(None);
+        lease::acquire(client.clone(), &namespace, LEASE, &identity, Terms::default()).await
+    };
+    let mut held = tokio::select! {
+        held = leading => held,
+        () = &mut stop => return Ok(()),
+    };
+    metrics.leader.set(1);
+    let reporter = Reporter { controller: limits::FIELD_MANAGER.into(), instance: Some(identity) };
+    let shared = Arc::new(Shared {
+        recorder: Recorder::new(client.clone(), reporter),
+        client: client.clone(),
+        server,
+        pods,
+        gate,
+        authority,
+        validations: Semaphore::new(limits::VALIDATIONS_MAX),
+        bundles: Mutex::default(),
+    });
+    let api = match &watch_namespace {
+        Some(namespace) => Api::namespaced(client, namespace),
+        None => Api::all(client),
+    };
+    let refits = dispatch(shared, api, store, stop);
+    tokio::select! {
+        () = refits => {}
+        // Nothing more may be written, not even to say goodbye.
+        () = held.lost() => return Err(OperatorError::LeaseLost),
+    }
+    held.release().await;
+    tracing::info!("stopped; agents go on");
+    Ok(())
+}
+
+/// Two processes of one name would both take the lease for theirs.
+fn random_identity() -> Result<String, OperatorError> {
+    let mut bytes = [0; 16];
+    let failed = |_| OperatorError::System {
+        action: "draw a name for this process".into(),
+        source: std::io::Error::other("the system gives no randomness"),
+    };
+    rustls::crypto::ring::default_provider().secure_random.fill(&mut bytes).map_err(failed)?;
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, OperatorError> {
+    let failed = |source| OperatorError::System { action: format!("listen on {address}"), source };
+    TcpListener::bind(address).await.map_err(failed)
+}
+
+/// Ends when the process is asked to stop.
+fn stop_signal() -> Result<impl Future<Output = ()>, OperatorError> {
+    let listen = |kind| {
+        signal(kind).map_err(|source| OperatorError::System { action: "listen for signals".into(), source })
+    };
+    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}

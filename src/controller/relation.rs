@@ -21,6 +21,7 @@ use super::validate::validate;
 use crate::api::refit::WeightRefit;
 use crate::api::status::WeightRefitStatus;
 use crate::coordinator::{Server, View, fault};
+use crate::identity::{Authority, publish_bundle};
 use crate::limits;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::jiff::Timestamp;
@@ -30,7 +31,7 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, ResourceExt};
 use std::collections::BTreeSet;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -50,6 +51,10 @@ pub struct Shared {
     pub gate: Arc<ClusterGate>,
     /// Makes events.
     pub recorder: Recorder,
+    /// Signs for agents.
+    pub authority: Arc<Authority>,
+    /// Namespaces that have the authority's certificate.
+    pub bundles: Mutex<BTreeSet<String>>,
     /// Bounds how many refits are validated at once.
     pub validations: Semaphore,
 }
@@ -148,6 +153,7 @@ impl Relation {
         }
         self.shared.pods.synced().await;
         let pods = self.shared.pods.of(&self.key);
+        self.publish_bundles(&pods).await;
         let consent = self.consent(&pods).await;
         if !consent.is_empty() {
             again = again.min(Instant::now() + limits::RECONCILE_RETRY);
@@ -232,6 +238,21 @@ impl Relation {
             None => Applied::start(built, &self.shared.server, self.api.clone(), pod_name(&self.shared.pods)),
         });
         Ok(())
+    }
+
+    /// Pods mount the authority's certificate; each namespace gets it once.
+    async fn publish_bundles(&self, pods: &[Arc<PodFacts>]) {
+        let bundles = || self.shared.bundles.lock().unwrap_or_else(PoisonError::into_inner);
+        let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.namespace.as_str()).collect();
+        for namespace in namespaces {
+            if bundles().contains(namespace) {
+                continue;
+            }
+            match publish_bundle(&self.shared.client, namespace, &self.shared.authority).await {
+                Ok(()) => drop(bundles().insert(namespace.to_owned())),
+                Err(error) => tracing::warn!(%error, "pods cannot mount the authority's certificate yet"),
+            }
+        }
     }
 
     /// Pods that may not take part.

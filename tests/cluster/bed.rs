@@ -89,6 +89,23 @@ impl Bed {
         serde_json::from_str(&printed).expect("kubectl prints JSON")
     }
 
+    /// The definition of the resource, once.
+    pub(crate) fn define(&self) {
+        static DEFINED: std::sync::Once = std::sync::Once::new();
+        DEFINED.call_once(|| {
+            let file = checkout().join("crds/weightrefits.weightrefit.dev.yaml");
+            self.kubectl(&["apply", "--server-side", "-f", file.to_str().expect("UTF-8")]);
+            let name = "crd/weightrefits.weightrefit.dev";
+            self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", name]);
+        });
+    }
+
+    /// Deletes the objects and makes them anew, as `kubectl replace --force` does.
+    pub(crate) fn replace_by_force(&self, documents: &str) {
+        let arguments = ["replace", "--force", "-f", "-"];
+        succeeded(&arguments, self.kubectl_with_input(&arguments, documents));
+    }
+
     /// Creates a namespace and in it the account `default`, without which it takes no pods.
     pub(crate) fn create_namespace(&self, name: &str) {
         self.kubectl(&["create", "namespace", name]);

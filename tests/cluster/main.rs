@@ -2,3 +2,7 @@
 
 mod api_server;
 mod bed;
+mod epochs;
+mod operator;
+mod process;
+mod world;

@@ -1,0 +1,7 @@
+//! The operator of weightrefit.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    weightrefit::operator::main()
+}

@@ -1,0 +1,440 @@
+//! A namespace with an operator, a refit and pods that really run: agents, and reference trainer and engines as their
+//! clients. What a kubelet would do, this does: it gives pods their addresses and tokens, and restarts agents.
+
+use crate::bed::Bed;
+use crate::process::Process;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use weightrefit::api::documents::{Documents, SourceText};
+use weightrefit::api::resolve::{Options, resolve};
+use weightrefit::identity::{CA_BUNDLE, CA_BUNDLE_KEY, SERVER_NAME};
+
+/// For what follows within seconds unless the machine is busy.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+const AUDIENCE: &str = "weightrefit.test";
+
+/// The refit of the tests: three training ranks, two replicas of two ranks.
+const TINY: &str = include_str!("../local/tiny.yaml");
+
+/// One namespace.
+pub(crate) struct World {
+    pub(crate) bed: &'static Bed,
+    pub(crate) namespace: String,
+    folder: tempfile::TempDir,
+    operator: Option<Process>,
+    /// Where agents dial; the same for each operator of this world.
+    agents: Option<String>,
+    pods: BTreeMap<String, Pod>,
+    starts: u32,
+    worlds: u32,
+}
+
+struct Pod {
+    uid: String,
+    side: Side,
+    ordinal: u32,
+    /// `None` after it was killed on purpose.
+    agent: Option<Process>,
+    clients: Vec<Process>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Training,
+    Inference,
+}
+
+impl Side {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Training => "training",
+            Self::Inference => "inference",
+        }
+    }
+
+    pub(crate) const fn owner(self) -> &'static str {
+        match self {
+            Self::Training => "trainer",
+            Self::Inference => "engine",
+        }
+    }
+}
+
+impl World {
+    /// A namespace with the operator's account and rights, and accounts for trainer and engines with consent.
+    pub(crate) fn new(namespace: &str) -> Self {
+        let bed = Bed::shared();
+        bed.define();
+        bed.create_namespace(namespace);
+        let rights = std::fs::read_to_string(checkout().join("charts/weightrefit/files/operator-rbac.yaml"));
+        let rights = rights
+            .expect("the manifest")
+            .replace("weightrefit-system", namespace)
+            .replace("weightrefit:operator", &format!("weightrefit:operator:{namespace}"));
+        bed.send("apply", rights);
+        for side in [Side::Training, Side::Inference] {
+            bed.kubectl(&["create", "serviceaccount", side.owner(), "-n", namespace]);
+        }
+        let folder = tempfile::Builder::new().prefix("wr-").tempdir().expect("a folder");
+        let world = Self {
+            bed,
+            namespace: namespace.to_owned(),
+            folder,
+            operator: None,
+            agents: None,
+            pods: BTreeMap::new(),
+            starts: 0,
+            worlds: 0,
+        };
+        world.write_inputs();
+        world
+    }
+
+    /// The namespace permits the account of a side.
+    pub(crate) fn consent(&self, side: Side) {
+        let verb = if side == Side::Training { "publish" } else { "receive" };
+        let (namespace, account) =
+            (self.namespace.as_str(), format!("--serviceaccount={}:{}", self.namespace, side.owner()));
+        let (verb_flag, role_flag) = (format!("--verb={verb}"), format!("--role={verb}"));
+        let (resource, name) = ("--resource=weightrefits.weightrefit.dev", "--resource-name=tiny");
+        self.bed.kubectl(&["create", "role", verb, "-n", namespace, &verb_flag, resource, name]);
+        self.bed.kubectl(&["create", "rolebinding", verb, "-n", namespace, &role_flag, &account]);
+    }
+
+    /// The refit's documents, in this namespace.
+    pub(crate) fn documents(&self) -> String {
+        TINY.replace("namespace: tests", &format!("namespace: {}", self.namespace))
+    }
+
+    pub(crate) fn apply(&self) {
+        self.bed.send("apply", self.documents());
+    }
+
+    /// Starts an operator with the rights of the manifest, and waits until agents can dial it.
+    pub(crate) fn start_operator(&mut self) {
+        let namespace = self.namespace.clone();
+        let token = self.bed.kubectl(&["create", "token", "weightrefit-operator", "-n", &namespace]);
+        let config = std::fs::read_to_string(self.bed.kubeconfig()).expect("a file");
+        let mut config: Value = serde_json::from_str(&config).expect("JSON");
+        config["users"][0]["user"]["token"] = json!(token.trim_end());
+        let kubeconfig = self.path("operator.kubeconfig");
+        std::fs::write(&kubeconfig, config.to_string()).expect("a file");
+        let listen = self.agents.clone().unwrap_or_else(|| "127.0.0.1:0".into());
+        self.starts += 1;
+        let mut command = Command::new(program("weightrefit-operator"));
+        command
+            .args(["--namespace", &namespace, "--watch-namespace", &namespace, "--agent-listen", &listen])
+            .args(["--http-listen", "127.0.0.1:0", "--audience", AUDIENCE])
+            .env("KUBECONFIG", &kubeconfig)
+            .env("RUST_LOG", "info,weightrefit=debug");
+        let operator = Process::start(command, self.path(&format!("operator-{}.log", self.starts)));
+        let address = wait_for("the operator serves", || {
+            let log = operator.log();
+            let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            lines.filter_map(|line| line["fields"]["agents"].as_str().map(str::to_owned)).next()
+        });
+        self.agents = Some(address);
+        self.operator = Some(operator);
+    }
+
+    /// Ends the operator without a word.
+    pub(crate) fn kill_operator(&mut self) {
+        self.operator = None;
+    }
+
+    /// Asks the operator to stop, and returns its exit code.
+    pub(crate) fn stop_operator(&mut self) -> Option<i32> {
+        self.operator.take().expect("an operator").terminate()
+    }
+
+    /// Creates all pods of the refit, and what runs in them.
+    pub(crate) fn start_pods(&mut self) {
+        (0..3).for_each(|ordinal| self.create_pod(Side::Training, ordinal));
+        (0..2).for_each(|ordinal| self.create_pod(Side::Inference, ordinal));
+        self.run_pods();
+    }
+
+    /// Creates the pod as its controller and a kubelet would.
+    pub(crate) fn create_pod(&mut self, side: Side, ordinal: u32) {
+        let (namespace, name) = (self.namespace.clone(), format!("{}-{ordinal}", side.owner()));
+        let node = format!("{namespace}-{name}");
+        let node_document = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
+        self.bed.send("apply", node_document);
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": name, "namespace": namespace,
+                "labels": {
+                    "weightrefit.dev/refit": "tiny",
+                    "weightrefit.dev/side": side.label(),
+                    "apps.kubernetes.io/pod-index": ordinal.to_string(),
+                },
+            },
+            "spec": {
+                "nodeName": node,
+                "serviceAccountName": side.owner(),
+                "containers": [{"name": "main", "image": "none"}],
+            },
+        });
+        let created = self.bed.send("create", pod);
+        let uid = created["metadata"]["uid"].as_str().expect("a uid").to_owned();
+        let ip = address(side, ordinal);
+        let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}}).to_string();
+        self.bed.kubectl(&["patch", "pod", &name, "-n", &namespace, "--subresource=status", "-p", &status]);
+        let request = format!(
+            "create token {} -n {namespace} --audience={AUDIENCE} --bound-object-kind=Pod --bound-object-name={name}",
+            side.owner()
+        );
+        let token = self.bed.kubectl(&request.split(' ').collect::<Vec<_>>());
+        std::fs::write(self.path(&format!("{uid}.token")), token.trim_end()).expect("a file");
+        self.pods.insert(name, Pod { uid, side, ordinal, agent: None, clients: Vec::new() });
+    }
+
+    /// Starts agents and clients of pods that have none; the trust bundle must be there by then.
+    pub(crate) fn run_pods(&mut self) {
+        self.fetch_bundle();
+        let names: Vec<String> = self.pods.keys().cloned().collect();
+        for name in &names {
+            if self.pods[name].agent.is_none() {
+                self.start_agent(name);
+            }
+            if self.pods[name].clients.is_empty() {
+                self.start_clients(name);
+            }
+        }
+    }
+
+    /// The operator publishes its certificate where pods claim refits; the kubelet mounts it.
+    fn fetch_bundle(&self) {
+        let path = format!("jsonpath={{.data.{}}}", CA_BUNDLE_KEY.replace('.', "\\."));
+        let bundle = wait_for("there is a trust bundle", || {
+            let output =
+                self.bed.try_kubectl(&["get", "configmap", CA_BUNDLE, "-n", &self.namespace, "-o", &path]);
+            output.status.success().then(|| String::from_utf8(output.stdout).expect("UTF-8"))
+        });
+        std::fs::write(self.path("bundle.pem"), bundle).expect("a file");
+    }
+
+    fn start_agent(&mut self, name: &str) {
+        self.starts += 1;
+        let pod = &self.pods[name];
+        let mut command = Command::new(program("weightrefit-agent"));
+        command
+            .args(["--coordinator", self.agents.as_deref().expect("an operator was started")])
+            .args(["--coordinator-name", SERVER_NAME, "--refit", &format!("{}/tiny", self.namespace)])
+            .arg("--trust-bundle")
+            .arg(self.path("bundle.pem"))
+            .arg("--token")
+            .arg(self.path(&format!("{}.token", pod.uid)))
+            .args(["--pod-uid", &pod.uid, "--listen", &address(pod.side, pod.ordinal)])
+            .arg("--socket")
+            .arg(self.path(&format!("{name}.agent")))
+            .args(["--exit-with-parent", &std::process::id().to_string()]);
+        for claim in claims(pod.side, pod.ordinal) {
+            command.args(["--claim", &claim]);
+        }
+        let agent = Process::start(command, self.path(&format!("{name}-{}.log", self.starts)));
+        self.pods.get_mut(name).expect("a pod").agent = Some(agent);
+    }
+
+    fn start_clients(&mut self, name: &str) {
+        let pod = &self.pods[name];
+        let (side, ordinal) = (pod.side, pod.ordinal);
+        let mut clients = Vec::new();
+        let ranks = if side == Side::Training { 1 } else { 2 };
+        for rank in 0..ranks {
+            self.starts += 1;
+            let mut command = Command::new(program("weightrefit-agent"));
+            let role = if side == Side::Training { "reference-trainer" } else { "reference-engine" };
+            command
+                .arg(role)
+                .arg("--socket")
+                .arg(self.path(&format!("{name}.agent")))
+                .arg("--refit")
+                .arg(self.path("refit.json"))
+                .arg("--weights")
+                .arg(self.path("weights.safetensors"))
+                .args(["--launcher", &std::process::id().to_string()]);
+            match side {
+                Side::Training => {
+                    command.args(["--training-rank", &ordinal.to_string()]);
+                    command.args(["--world", &format!("world-{}", self.worlds)]);
+                }
+                Side::Inference => {
+                    command.args([
+                        "--pool",
+                        "default",
+                        "--replica",
+                        name,
+                        "--replica-rank",
+                        &rank.to_string(),
+                    ]);
+                    command.arg("--replica-socket").arg(self.path(&format!("{name}.replica")));
+                }
+            }
+            clients.push(Process::start(command, self.path(&format!("{name}-{rank}-{}.log", self.starts))));
+        }
+        self.pods.get_mut(name).expect("a pod").clients = clients;
+    }
+
+    /// The whole trainer starts again, as it does when one of its ranks was lost.
+    pub(crate) fn restart_trainer(&mut self) {
+        self.worlds += 1;
+        self.pods.values_mut().filter(|pod| pod.side == Side::Training).for_each(|pod| pod.clients.clear());
+        self.run_pods();
+    }
+
+    /// Deletes the pod, and what runs in it.
+    pub(crate) fn delete_pod(&mut self, name: &str) {
+        self.pods.remove(name);
+        self.bed.kubectl(&["delete", "pod", name, "-n", &self.namespace, "--force", "--grace-period=0"]);
+    }
+
+    /// Every training rank publishes the step.
+    pub(crate) fn publish(&mut self, step: i64) {
+        for pod in self.pods.values_mut().filter(|pod| pod.side == Side::Training) {
+            pod.clients.iter_mut().for_each(|client| client.tell(&format!("publish {step}")));
+        }
+    }
+
+    /// Publishes the step and waits until every training rank has its memory back.
+    pub(crate) fn refit(&mut self, step: i64) {
+        self.publish(step);
+        let released = format!("{{\"type\":\"released\",\"step\":{step}}}");
+        self.wait(&format!("step {step} is released"), |world| {
+            let mut trainers = world.pods.values().filter(|pod| pod.side == Side::Training);
+            trainers.all(|pod| pod.clients.iter().all(|client| client.said(&released)))
+        });
+    }
+
+    /// How often engines have compared their live tensors of a step with the file and found no difference.
+    pub(crate) fn checks(&self, step: i64) -> usize {
+        let engines = self.pods.values().filter(|pod| pod.side == Side::Inference);
+        let lines = engines.flat_map(|pod| &pod.clients).flat_map(Process::lines);
+        let lines = lines.filter_map(|line| serde_json::from_str::<Value>(&line).ok());
+        let of_step = |line: &Value| line["type"] == "checked" && line["step"] == step;
+        let checks: Vec<Value> = lines.filter(of_step).collect();
+        for check in &checks {
+            assert_eq!((&check["mismatched"], &check["padsNotZero"]), (&json!(0), &json!(0)), "{check}");
+            assert_ne!(check["checked"], 0, "{check}");
+        }
+        checks.len()
+    }
+
+    /// The refit as the API server has it.
+    pub(crate) fn get(&self) -> Value {
+        let output = self.bed.kubectl(&["get", "weightrefit", "tiny", "-n", &self.namespace, "-o", "json"]);
+        serde_json::from_str(&output).expect("JSON")
+    }
+
+    /// Waits until the refit's status is as wanted, and returns it.
+    pub(crate) fn wait_for_status(&mut self, what: &str, done: impl Fn(&Value) -> bool) -> Value {
+        self.wait(what, |world| done(&world.get()["status"]));
+        self.get()["status"].clone()
+    }
+
+    /// Waits, and restarts agents that ended meanwhile as a kubelet does.
+    pub(crate) fn wait(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            if start.elapsed() > PATIENCE {
+                panic!("it never happened that {what}\n{}", self.report());
+            }
+            self.tend();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn tend(&mut self) {
+        let ended = |pod: &mut Pod| pod.agent.as_mut().is_some_and(Process::has_ended);
+        let names: Vec<String> =
+            self.pods.iter_mut().filter_map(|(name, pod)| ended(pod).then(|| name.clone())).collect();
+        names.iter().for_each(|name| self.start_agent(name));
+    }
+
+    /// What everybody said last.
+    fn report(&self) -> String {
+        let mut report = format!("{:#}\n", self.get()["status"]);
+        let operator = self.operator.iter().map(|operator| ("operator".to_owned(), operator));
+        let of_pod = |(name, pod): (&String, &'_ Pod)| {
+            let clients = pod.clients.iter().map(|client| (format!("client of {name}"), client.tail()));
+            let agent = pod.agent.iter().map(|agent| (format!("agent of {name}"), agent.tail()));
+            agent.chain(clients).collect::<Vec<_>>()
+        };
+        for (name, tail) in operator.map(|(n, p)| (n, p.tail())).chain(self.pods.iter().flat_map(of_pod)) {
+            report.push_str(&format!("--- {name}\n{tail}\n"));
+        }
+        report
+    }
+
+    /// The resolved refit and a weights file, for the reference clients.
+    fn write_inputs(&self) {
+        let source = SourceText { file: "tiny.yaml".into(), text: self.documents() };
+        let documents = Documents::parse(&[source]).expect("valid");
+        let refit = resolve(&documents, &documents.refits[0], &Options::default()).expect("resolves");
+        let json = serde_json::to_vec(&refit.for_agents()).expect("JSON");
+        std::fs::write(self.path("refit.json"), json).expect("a file");
+        let (mut header, mut bytes) = (serde_json::Map::new(), Vec::new());
+        for (_, tensor) in refit.tensors.iter() {
+            let begin = bytes.len();
+            let elements = tensor.shape.iter().product::<u64>();
+            for element in 0..elements {
+                let value = (element.wrapping_mul(2_654_435_761) % 65_521) as f32 / 65_521.0;
+                bytes.extend(value.to_le_bytes());
+            }
+            let entry = json!({"dtype": "F32", "shape": tensor.shape, "data_offsets": [begin, bytes.len()]});
+            header.insert(tensor.name.clone(), entry);
+        }
+        let header = Value::Object(header).to_string();
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes].concat();
+        std::fs::write(self.path("weights.safetensors"), file).expect("a file");
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+/// The status of a condition, empty while there is none.
+pub(crate) fn condition<'a>(status: &'a Value, kind: &str) -> (&'a str, &'a str, &'a str) {
+    let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let found = conditions.iter().find(|condition| condition["type"] == kind);
+    let text = |key: &str| found.and_then(|condition| condition[key].as_str()).unwrap_or_default();
+    (text("status"), text("reason"), text("message"))
+}
+
+fn claims(side: Side, ordinal: u32) -> Vec<String> {
+    match side {
+        Side::Training => vec![format!("training/{ordinal}")],
+        Side::Inference => (0..2).map(|rank| format!("inference/default/engine-{ordinal}/{rank}")).collect(),
+    }
+}
+
+/// Each pod has a loopback address of its own.
+fn address(side: Side, ordinal: u32) -> String {
+    format!("127.0.{}.{}", if side == Side::Training { 1 } else { 2 }, ordinal + 1)
+}
+
+fn checkout() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A binary of this build.
+fn program(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_weightrefit")).with_file_name(name)
+}
+
+fn wait_for<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = ready() {
+            return value;
+        }
+        assert!(start.elapsed() < PATIENCE, "it never happened that {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
