@@ -2,3 +2,4 @@
 
 mod api_server;
 mod bed;
+mod definition;
