@@ -2,4 +2,5 @@
 
 mod api_server;
 mod bed;
+mod commands;
 mod definition;
