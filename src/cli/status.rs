@@ -252,10 +252,10 @@ mod tests {
     #[test]
     fn a_status_reads_as_its_page_says() {
         let refit: WeightRefit =
-            serde_saphyr::from_str(include_str!("../../tests/cli/status/refit.yaml")).expect("a refit");
+            serde_saphyr::from_str(include_str!("../../tests/status/refit.yaml")).expect("a refit");
         let now: Timestamp = "2026-11-30T03:00:00Z".parse().expect("a time");
         let shown = format!("{}\n\n{}\n", lines(std::slice::from_ref(&refit), now), details(&refit, now));
-        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/status/page.txt");
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/status/page.txt");
         if std::env::var_os("REWRITE").is_some() {
             std::fs::write(page, &shown).expect("a writable page");
         }

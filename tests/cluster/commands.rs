@@ -35,7 +35,7 @@ fn a_cluster_says_how_its_refits_stand() {
     assert_eq!((none.code, none.out.as_str()), (Some(0), ""), "{}", none.err);
     assert!(none.err.contains("no WeightRefit here"), "{}", none.err);
 
-    let refit = include_str!("../cli/status/refit.yaml");
+    let refit = include_str!("../status/refit.yaml");
     bed.send("create", refit);
     let new = weightrefit(&bed, &["status", "qwen3-30b", "-n", "rl"]);
     assert!(new.out.contains("no operator has seen it"), "{}", new.out);
