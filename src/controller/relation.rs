@@ -18,7 +18,7 @@ use super::record::PodName;
 use super::status::{Memory, Observed, Unaccepted, status};
 use super::update_status::{Urgency, update_status, urgency};
 use super::validate::validate;
-use crate::api::refit::WeightRefit;
+use crate::api::refit::{ABORT_ANNOTATION, WeightRefit};
 use crate::api::status::WeightRefitStatus;
 use crate::coordinator::{Server, View, fault};
 use crate::identity::{Authority, publish_bundle};
@@ -38,6 +38,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::StreamExt;
 use weightrefit_core::code::Code;
+use weightrefit_core::id::Epoch;
 
 /// What all refits share.
 pub struct Shared {
@@ -82,6 +83,8 @@ pub(super) struct Relation {
     memory: Memory,
     events: Publisher,
     status: WeightRefitStatus,
+    /// The request to abort a round that was carried out last.
+    aborted: Option<String>,
     /// resourceVersion of the status that was written last.
     written: Option<u64>,
     written_at: Option<Instant>,
@@ -102,6 +105,7 @@ impl Relation {
             accepted: None,
             memory: Memory::default(),
             status: refit.status.clone().unwrap_or_default(),
+            aborted: None,
             written: None,
             written_at: None,
         }
@@ -159,6 +163,7 @@ impl Relation {
             again = again.min(Instant::now() + limits::RECONCILE_RETRY);
         }
         self.dismiss(&pods, &consent).await;
+        self.abort(&refit).await;
         let plan = match &mut self.applied {
             Some(applied) => applied.plan().await,
             None => None,
@@ -287,6 +292,22 @@ impl Relation {
         }
     }
 
+    /// Ends the round that somebody wants aborted: the first one after the one that the annotation names.
+    async fn abort(&mut self, refit: &WeightRefit) {
+        let (Some(applied), Some(request)) = (&self.applied, refit.annotations().get(ABORT_ANNOTATION))
+        else {
+            return;
+        };
+        let after =
+            request.split_once('/').and_then(|(epoch, id)| Some((epoch.parse().ok()?, id.parse().ok()?)));
+        let is_due = after.is_some_and(|after| runs_after(&applied.view().borrow(), after));
+        if is_due && self.aborted.as_ref() != Some(request) {
+            tracing::info!(refit = self.key, request, "round is aborted");
+            applied.coordinator().cancel().await;
+            self.aborted = Some(request.clone());
+        }
+    }
+
     /// Writes the status, if it is time; else returns when it will be.
     async fn write(&mut self, refit: &WeightRefit, next: WeightRefitStatus) -> Option<Instant> {
         let due = match urgency(&self.status, &next) {
@@ -317,6 +338,14 @@ impl Relation {
         self.events.publish(refit, news).await;
         None
     }
+}
+
+/// Whether a round of this epoch runs, and none has ended in it after the one of this number.
+fn runs_after(view: &View, (epoch, id): (u64, u64)) -> bool {
+    let is_current = view.membership.as_ref().is_some_and(|membership| membership.epoch() == Epoch(epoch));
+    let last = view.last_round.as_ref().map(|round| &round.report).filter(|report| report.epoch == epoch);
+    let is_open = view.agents.values().any(|agent| agent.state.round_open);
+    is_current && is_open && last.is_none_or(|report| report.id <= id)
 }
 
 /// Names pods by their UID.

@@ -2,6 +2,8 @@
 
 mod api_server;
 mod bed;
+mod commands;
+mod definition;
 mod epochs;
 mod operator;
 mod process;
