@@ -141,6 +141,10 @@ pub const READY_DWELL: Duration = Duration::from_secs(30);
 /// this long after the last attempt.
 pub const SETTLE: Duration = Duration::from_secs(30);
 
+/// From a change of what a coordinator knows until it is looked at: while bytes move, each agent reports 4 times a
+/// second, and people notice no tenth of it.
+pub const VIEW_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Between two writes of a status for round results alone.
 pub const STATUS_INTERVAL: Duration = Duration::from_secs(10);
 

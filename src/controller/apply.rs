@@ -6,7 +6,7 @@ use crate::api::refit::WeightRefit;
 use crate::api::resolve::ResolvedRefit;
 use crate::api::status::PlanStatus;
 use crate::controller::record::counter;
-use crate::coordinator::{Coordinator, Server, Settings, View};
+use crate::coordinator::{Coordinator, EpochRecord, Server, Settings, View};
 use crate::limits;
 use kube::Api;
 use std::sync::Arc;
@@ -22,6 +22,8 @@ pub struct Applied {
     settings: Settings,
     resolved: Arc<ResolvedRefit>,
     started: Instant,
+    /// Whether there was a membership before: then agents that have one dial again.
+    goes_on: bool,
     plan: Option<(Epoch, PlanStatus)>,
 }
 
@@ -31,9 +33,10 @@ impl Applied {
     pub fn start(built: Built, server: &Server, api: Api<WeightRefit>, pods: Arc<PodName>) -> Self {
         let Built { refit, resolved, settings } = built;
         let record = StatusRecord::new(api, &refit, pods);
+        let goes_on = record.recorded().is_some();
         let coordinator = server.coordinate(settings.clone(), record);
         let view = coordinator.view();
-        Self { coordinator, view, settings, resolved, started: Instant::now(), plan: None }
+        Self { coordinator, view, settings, resolved, started: Instant::now(), goes_on, plan: None }
     }
 
     /// Tells the coordinator what has changed, if anything has.
@@ -66,7 +69,7 @@ impl Applied {
         let is_whole = view.membership.as_ref().is_some_and(|membership| {
             membership.members().iter().all(|member| view.agents.contains_key(&member.incarnation))
         });
-        !is_whole && self.started.elapsed() < limits::SETTLE
+        self.goes_on && !is_whole && self.started.elapsed() < limits::SETTLE
     }
 
     /// When [`Self::is_settling`] ends at the latest.
@@ -78,8 +81,7 @@ impl Applied {
     /// What the plan of the membership in force moves, once all its members have made the same.
     pub async fn plan(&mut self) -> Option<PlanStatus> {
         let (membership, digest) = agreed(&self.view.borrow())?;
-        if let Some((epoch, plan)) = self.plan.as_ref().filter(|(epoch, _)| *epoch == membership.epoch()) {
-            let _ = epoch;
+        if let Some((_, plan)) = self.plan.as_ref().filter(|(epoch, _)| *epoch == membership.epoch()) {
             return Some(plan.clone());
         }
         let (resolved, epoch) = (Arc::clone(&self.resolved), membership.epoch());

@@ -120,7 +120,7 @@ impl Relation {
                 changed = self.signals.objects.changed() => if changed.is_err() { break },
                 () = self.signals.pods.notified() => {}
                 () = self.maps.changed.notified() => self.accepted = None,
-                () = changed(view.as_mut()) => {}
+                () = changed(view.as_mut()) => tokio::time::sleep(limits::VIEW_INTERVAL).await,
                 () = tokio::time::sleep_until(again) => {}
             }
         }
@@ -300,7 +300,13 @@ impl Relation {
         };
         let after =
             request.split_once('/').and_then(|(epoch, id)| Some((epoch.parse().ok()?, id.parse().ok()?)));
-        let is_due = after.is_some_and(|after| runs_after(&applied.view().borrow(), after));
+        let ended = [&self.status.last_round, &self.status.last_failed_round].into_iter().flatten();
+        // A new operator has heard of no round yet; the status has.
+        let ended: Vec<(u64, u64)> = ended.map(|r| (r.epoch.unsigned_abs(), r.id.unsigned_abs())).collect();
+        let is_due = after.is_some_and(|after| {
+            !ended.iter().any(|round| round.0 == after.0 && round.1 > after.1)
+                && runs_after(&applied.view().borrow(), after)
+        });
         if is_due && self.aborted.as_ref() != Some(request) {
             tracing::info!(refit = self.key, request, "round is aborted");
             applied.coordinator().cancel().await;
