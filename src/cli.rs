@@ -1,15 +1,19 @@
 //! The command line: one file per command. stdout is data, everything else goes to stderr.
 
+mod abort;
+mod cluster;
 mod completion;
 mod crd;
 mod explain;
 mod failure;
+mod history;
 mod input;
 mod json;
 mod layout;
 mod local;
 mod plan;
 mod printer;
+mod status;
 mod table;
 mod tensors;
 mod validate;
@@ -42,6 +46,9 @@ enum Command {
     Layout(layout::Layout),
     Local(local::Local),
     Validate(validate::Validate),
+    Status(status::Status),
+    History(history::History),
+    Abort(abort::Abort),
     Explain(explain::Explain),
     Crd(crd::Crd),
     Completion(completion::Completion),
@@ -89,6 +96,9 @@ fn run(command: Command, printer: &Printer) -> Result<(), Failure> {
         Command::Layout(command) => command.run(printer),
         Command::Local(command) => command.run(printer),
         Command::Validate(command) => command.run(printer),
+        Command::Status(command) => command.run(printer),
+        Command::History(command) => command.run(printer),
+        Command::Abort(command) => command.run(printer),
         Command::Explain(command) => command.run(printer),
         Command::Crd(command) => command.run(printer),
         Command::Completion(command) => command.run(printer),

@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use weightrefit::api::documents::{Documents, SourceText};
+use weightrefit::api::manifest::Manifest;
 use weightrefit::api::problem::{Problem, Refusal};
-use weightrefit::api::refit::{WeightRefit, WeightRefitSpec};
+use weightrefit::api::refit::WeightRefitSpec;
 use weightrefit::api::supported;
 
 const PAGE: &str = include_str!("../docs/weightrefit.md");
@@ -69,10 +70,10 @@ enum Kind {
     Other,
 }
 
-/// Every field of `WeightRefit` that is not thrown away, as its own `Deserialize` asks for it.
+/// Every field of a WeightRefit that is not thrown away, as its own `Deserialize` asks for it.
 fn fields() -> BTreeMap<String, Kind> {
     let found = RefCell::new(BTreeMap::new());
-    WeightRefit::deserialize(Ask { path: String::new(), found: &found, without: "" })
+    Manifest::deserialize(Ask { path: String::new(), found: &found, without: "" })
         .expect("all fields are given");
     found.into_inner()
 }
@@ -80,7 +81,7 @@ fn fields() -> BTreeMap<String, Kind> {
 /// Whether the type can do without the field.
 fn is_required(field: &str) -> bool {
     let found = RefCell::new(BTreeMap::new());
-    WeightRefit::deserialize(Ask { path: String::new(), found: &found, without: field }).is_err()
+    Manifest::deserialize(Ask { path: String::new(), found: &found, without: field }).is_err()
 }
 
 #[test]

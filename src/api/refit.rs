@@ -21,6 +21,9 @@ pub const API_VERSION: &str = "weightrefit.dev/v1alpha1";
 /// The resource's kind.
 pub const KIND: &str = "WeightRefit";
 
+/// Annotation `EPOCH/ROUND`: the first round of that epoch after that one is to be aborted; written by `weightrefit abort`.
+pub const ABORT_ANNOTATION: &str = "weightrefit.dev/abort";
+
 /// spec: what is wanted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, CustomResource, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

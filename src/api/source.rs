@@ -117,8 +117,8 @@ pub struct PresetRef {
     /// 1,000,000. Mutable. Example: `1`.
     #[schemars(range(min = 1, max = limits::REVISION_MAX))]
     pub revision: i32,
-    /// sizes: of the parallel axes, in place of the document's own; one axis may be left out and then follows from
-    /// the number of ranks. Default none; at most 16 axes, 1 to 8,192 each. Mutable. Example: `{tp: 2, pp: 2, ep: 8}`.
+    /// sizes: of the parallel axes, in place of the document's own; an axis that is left out is 1, or follows
+    /// from the number of ranks. Default none; at most 16 axes, 1 to 8,192 each. Mutable. Example: `{tp: 2, pp: 2, ep: 8}`.
     #[serde(default)]
     #[schemars(schema_with = "schema::axis_sizes")]
     pub sizes: BTreeMap<String, i32>,

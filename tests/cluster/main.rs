@@ -3,6 +3,8 @@
 mod api_server;
 mod authority;
 mod bed;
+mod commands;
+mod definition;
 mod gate;
 mod lease;
 mod members;
