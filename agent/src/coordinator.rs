@@ -3,6 +3,7 @@
 //! Invariants:
 //! - C1: rounds need none of this: while the coordinator is away the stream is dialled again, nothing else stops.
 //! - C2: a membership reaches the round driver together with the plan that follows from it, or not at all.
+//! - C3: what goes wrong again and again is told once, and tried again with growing pauses.
 
 use crate::identity::{EnrolError, Enrolment, Identity};
 use crate::limits;
@@ -52,14 +53,21 @@ enum StreamError {
     Status(Box<tonic::Status>),
     #[error("coordinator did not answer the join in time")]
     Silent,
-    #[error("coordinator refused the join: {0}")]
-    Refused(String),
+    #[error("coordinator refused the join: {}: {}; {}", .0.code, .0.message, .0.hint)]
+    Refused(Box<v1::Fault>),
     #[error("coordinator takes no more messages")]
     Closed,
     #[error("planning broke")]
     Planning,
     #[error("the round driver is gone")]
     Stopping,
+}
+
+impl StreamError {
+    /// Whether the coordinator knows our certificate no more, as after its authority was replaced.
+    fn is_unknown_here(&self) -> bool {
+        matches!(self, Self::Status(status) if status.code() == tonic::Code::Unauthenticated)
+    }
 }
 
 impl From<tonic::Status> for StreamError {
@@ -111,18 +119,27 @@ pub async fn run(
     mut line: Line,
 ) -> Result<(), EnrolError> {
     let mut renew_at = Instant::now() + first_enrolment(enrolment, identity).await?;
+    let mut enrolled = Instant::now();
     let mut pause = limits::COORDINATOR_PAUSE_MIN;
+    let mut told = Told::default();
     while !line.control.is_closed() {
         let started = Instant::now();
-        match stream_once(enrolment, identity, joiner, &mut line, renew_at).await {
-            Ok(()) => {}
-            Err(error) => tracing::warn!(error = %error, "coordinator stream ended"),
+        if let Err(error) = stream_once(enrolment, identity, joiner, &mut line, renew_at).await {
+            if error.is_unknown_here() {
+                renew_at = renew_at.min(enrolled + limits::RENEWAL_INTERVAL_MIN);
+            }
+            match told.is_news(&error) {
+                true => tracing::warn!(error = %error, "coordinator stream ended"),
+                false => tracing::debug!(error = %error, "coordinator stream ended"),
+            }
         }
         if Instant::now() >= renew_at {
-            renew_at = Instant::now() + renewed(enrolment, identity).await;
+            enrolled = Instant::now();
+            renew_at = enrolled + renewed(enrolment, identity).await;
         }
         if started.elapsed() > limits::COORDINATOR_PAUSE_MAX {
             pause = limits::COORDINATOR_PAUSE_MIN;
+            told = Told::default();
         }
         sleep(pause).await;
         pause = (pause * 2).min(limits::COORDINATOR_PAUSE_MAX);
@@ -130,13 +147,28 @@ pub async fn run(
     Ok(())
 }
 
+/// What was told last (C3).
+#[derive(Debug, Default)]
+struct Told(Option<String>);
+
+impl Told {
+    fn is_news(&mut self, error: &impl std::fmt::Display) -> bool {
+        let text = error.to_string();
+        let is_news = self.0.as_ref() != Some(&text);
+        self.0 = Some(text);
+        is_news
+    }
+}
+
 async fn first_enrolment(enrolment: &Enrolment, identity: &Identity) -> Result<Duration, EnrolError> {
     let mut pause = limits::COORDINATOR_PAUSE_MIN;
+    let mut told = Told::default();
     loop {
         match enrolment.enrol(identity).await {
             Ok(renew_after) => return Ok(renew_after),
             Err(error) if error.is_final() => return Err(error),
-            Err(error) => tracing::warn!(error = %error, "cannot enrol yet"),
+            Err(error) if told.is_news(&error) => tracing::warn!(error = %error, "cannot enrol yet"),
+            Err(error) => tracing::debug!(error = %error, "cannot enrol yet"),
         }
         sleep(pause).await;
         pause = (pause * 2).min(limits::COORDINATOR_PAUSE_MAX);
@@ -169,7 +201,7 @@ async fn stream_once(
     let joined = client.join(ReceiverStream::new(queue));
     let mut instructions =
         timeout(limits::DIAL_TIMEOUT, joined).await.map_err(|_| StreamError::Silent)??.into_inner();
-    tracing::info!(coordinator = enrolment.coordinator, "joined");
+    tracing::debug!(coordinator = enrolment.coordinator, "stream to the coordinator is open");
     outgoing.send(say(Kind::State(state))).await?;
     converse(&mut instructions, &outgoing, joiner, line, renew_at).await
 }
@@ -239,10 +271,7 @@ async fn follow(
         }
         Some(Instructed::Drain(v1::Drain {})) => Control::Drain,
         Some(Instructed::Cancel(v1::Cancel {})) => Control::Cancel,
-        Some(Instructed::Refused(fault)) => {
-            tracing::warn!(code = fault.code, error = fault.message, hint = fault.hint, "join refused");
-            return Err(StreamError::Refused(fault.message));
-        }
+        Some(Instructed::Refused(fault)) => return Err(StreamError::Refused(Box::new(fault))),
     };
     control.send(order).await.map_err(|_| StreamError::Stopping)
 }
@@ -292,4 +321,34 @@ fn joining(enrolment: &Enrolment, joiner: &Joiner, state: &v1::State) -> v1::Joi
 
 fn say(kind: Kind) -> v1::AgentMessage {
     v1::AgentMessage { kind: Some(kind) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_that_repeats_is_told_once_and_a_new_one_again() {
+        let refused = |message: &str| {
+            let fault =
+                v1::Fault { code: "Unauthorized".into(), message: message.into(), hint: "Grant it.".into() };
+            StreamError::Refused(Box::new(fault))
+        };
+        let mut told = Told::default();
+        let news = ["no consent", "no consent", "no seat", "no consent"]
+            .map(|message| told.is_news(&refused(message)));
+        assert_eq!(news, [true, false, true, true]);
+        let text = "coordinator refused the join: Unauthorized: no consent; Grant it.";
+        assert_eq!(refused("no consent").to_string(), text);
+    }
+
+    #[test]
+    fn only_a_certificate_that_is_unknown_asks_for_another() {
+        for (status, want) in
+            [(tonic::Status::unauthenticated("who"), true), (tonic::Status::unavailable("stopping"), false)]
+        {
+            assert_eq!(StreamError::from(status).is_unknown_here(), want);
+        }
+        assert!(!StreamError::Silent.is_unknown_here());
+    }
 }

@@ -266,10 +266,8 @@ mod tests {
         let (one, other) = (Authority::generate().unwrap(), Authority::generate().unwrap());
         let key = KeyPair::generate().unwrap();
         let leaf = CertificateParams::default().self_signed(&key).unwrap().pem();
-        let mut params = CertificateParams {
-            is_ca: IsCa::Ca(BasicConstraints::Constrained(0)),
-            ..CertificateParams::default()
-        };
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.not_after = (SystemTime::now() - Duration::from_secs(60)).into();
         let expired = params.self_signed(&key).unwrap().pem();
         for (certificate, key, want) in [

@@ -89,17 +89,6 @@ impl Bed {
         serde_json::from_str(&printed).expect("kubectl prints JSON")
     }
 
-    /// The definition of the resource, once.
-    pub(crate) fn define(&self) {
-        static DEFINED: std::sync::Once = std::sync::Once::new();
-        DEFINED.call_once(|| {
-            let file = checkout().join("crds/weightrefits.weightrefit.dev.yaml");
-            self.kubectl(&["apply", "--server-side", "-f", file.to_str().expect("UTF-8")]);
-            let name = "crd/weightrefits.weightrefit.dev";
-            self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", name]);
-        });
-    }
-
     /// Deletes the objects and makes them anew, as `kubectl replace --force` does.
     pub(crate) fn replace_by_force(&self, documents: &str) {
         let arguments = ["replace", "--force", "-f", "-"];
@@ -110,6 +99,28 @@ impl Bed {
     pub(crate) fn create_namespace(&self, name: &str) {
         self.kubectl(&["create", "namespace", name]);
         self.kubectl(&["create", "serviceaccount", "default", "-n", name]);
+    }
+
+    /// A client with the administrator's credentials.
+    pub(crate) async fn client(&self) -> kube::Client {
+        kube::Client::try_from(self.config().await).expect("a client")
+    }
+
+    /// How to reach the server with the administrator's credentials.
+    pub(crate) async fn config(&self) -> kube::Config {
+        let file = kube::config::Kubeconfig::read_from(self.kubeconfig()).expect("a kubeconfig");
+        kube::Config::from_custom_kubeconfig(file, &Default::default()).await.expect("a configuration")
+    }
+
+    /// Makes the server know the resource WeightRefit.
+    pub(crate) fn define_refits(&self) {
+        static DEFINED: std::sync::Once = std::sync::Once::new();
+        DEFINED.call_once(|| {
+            let file = checkout().join("crds/weightrefits.weightrefit.dev.yaml");
+            self.kubectl(&["apply", "--server-side", "-f", file.to_str().expect("UTF-8")]);
+            let definition = "crd/weightrefits.weightrefit.dev";
+            self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", definition]);
+        });
     }
 
     fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> Output {

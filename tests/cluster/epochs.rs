@@ -1,8 +1,7 @@
 //! Two that write the epoch of one refit.
 
 use crate::bed::Bed;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::Api;
 use std::sync::Arc;
 use weightrefit::api::refit::WeightRefit;
 use weightrefit::controller::record::StatusRecord;
@@ -10,12 +9,6 @@ use weightrefit::coordinator::EpochRecord;
 use weightrefit_core::id::{Epoch, Incarnation, Rank, Sha256};
 use weightrefit_core::membership::roster::{Cause, Next};
 use weightrefit_core::membership::{Member, Membership, Seat, VersionFloor};
-
-async fn client(bed: &Bed) -> Client {
-    let kubeconfig = Kubeconfig::read_from(bed.kubeconfig()).expect("a kubeconfig");
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    Client::try_from(config.expect("a configuration")).expect("a client")
-}
 
 fn next(uid: &str, epoch: u64, port: u16) -> Next {
     let member = Member {
@@ -36,7 +29,7 @@ fn next(uid: &str, epoch: u64, port: u16) -> Next {
 async fn of_two_writers_of_one_epoch_one_wins_and_the_other_learns_what_it_wrote() {
     let bed = tokio::task::spawn_blocking(Bed::shared).await.expect("a bed");
     tokio::task::spawn_blocking(|| {
-        bed.define();
+        bed.define_refits();
         bed.create_namespace("epochs");
         bed.send(
             "create",
@@ -45,7 +38,7 @@ async fn of_two_writers_of_one_epoch_one_wins_and_the_other_learns_what_it_wrote
     })
     .await
     .expect("it is created");
-    let api: Api<WeightRefit> = Api::namespaced(client(bed).await, "epochs");
+    let api: Api<WeightRefit> = Api::namespaced(bed.client().await, "epochs");
     let refit = api.get("tiny").await.expect("is there");
     let uid = refit.metadata.uid.clone().expect("a uid");
     let writer = || StatusRecord::new(api.clone(), &refit, Arc::new(|_: &str| Some("rl/trainer-0".into())));

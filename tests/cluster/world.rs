@@ -68,7 +68,7 @@ impl World {
     /// A namespace with the operator's account and rights, and accounts for trainer and engines with consent.
     pub(crate) fn new(namespace: &str) -> Self {
         let bed = Bed::shared();
-        bed.define();
+        bed.define_refits();
         bed.create_namespace(namespace);
         let rights = std::fs::read_to_string(checkout().join("charts/weightrefit/files/operator-rbac.yaml"));
         let rights = rights
