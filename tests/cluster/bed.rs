@@ -112,15 +112,12 @@ impl Bed {
         kube::Config::from_custom_kubeconfig(file, &Default::default()).await.expect("a configuration")
     }
 
-    /// Makes the server know the resource WeightRefit.
+    /// Makes the server know the resource WeightRefit, if it does not yet.
     pub(crate) fn define_refits(&self) {
-        static DEFINED: std::sync::Once = std::sync::Once::new();
-        DEFINED.call_once(|| {
-            let file = checkout().join("crds/weightrefits.weightrefit.dev.yaml");
-            self.kubectl(&["apply", "--server-side", "-f", file.to_str().expect("UTF-8")]);
-            let definition = "crd/weightrefits.weightrefit.dev";
-            self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", definition]);
-        });
+        let crds = checkout().join("crds");
+        self.kubectl(&["apply", "--server-side", "-f", crds.to_str().expect("UTF-8")]);
+        let definition = "crd/weightrefits.weightrefit.dev";
+        self.kubectl(&["wait", "--for=condition=Established", definition, "--timeout=60s"]);
     }
 
     fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> Output {

@@ -2,7 +2,6 @@
 
 use crate::bed::Bed;
 use serde_json::{Value, json};
-use std::path::Path;
 use std::process::{Command, Output};
 
 /// What the command made of a cluster.
@@ -27,9 +26,7 @@ fn a_cluster_says_how_its_refits_stand() {
     assert_eq!(bare.code, Some(1), "{}", bare.err);
     assert!(bare.err.contains("weightrefit crd | kubectl apply"), "{}", bare.err);
 
-    let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
-    bed.kubectl(&["apply", "--server-side", "-f", crds.to_str().expect("UTF-8")]);
-    bed.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"]);
+    bed.define_refits();
     bed.create_namespace("rl");
     let none = weightrefit(&bed, &["status", "-n", "rl"]);
     assert_eq!((none.code, none.out.as_str()), (Some(0), ""), "{}", none.err);

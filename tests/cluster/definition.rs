@@ -6,14 +6,10 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-const NAME: &str = "crd/weightrefits.weightrefit.dev";
-
 /// A bed of its own, since the definition is there for all.
 fn defined() -> Bed {
     let bed = Bed::start();
-    let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
-    bed.kubectl(&["apply", "--server-side", "-f", crds.to_str().expect("UTF-8")]);
-    bed.kubectl(&["wait", "--for=condition=Established", NAME, "--timeout=60s"]);
+    bed.define_refits();
     bed
 }
 
