@@ -5,6 +5,7 @@ use crate::bed::Bed;
 use crate::process::Process;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -79,7 +80,9 @@ impl World {
         for side in [Side::Training, Side::Inference] {
             bed.kubectl(&["create", "serviceaccount", side.owner(), "-n", namespace]);
         }
-        let folder = tempfile::Builder::new().prefix("wr-").tempdir().expect("a folder");
+        // As agents want it for their sockets.
+        let mode = std::fs::Permissions::from_mode(0o700);
+        let folder = tempfile::Builder::new().prefix("wr-").permissions(mode).tempdir().expect("a folder");
         let world = Self {
             bed,
             namespace: namespace.to_owned(),

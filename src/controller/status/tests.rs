@@ -278,7 +278,9 @@ fn conditions_follow_from_what_is_observed() {
         ),
         (
             "an agent is lost",
-            |world| drop(world.lose(4)),
+            |world| {
+                world.lose(4);
+            },
             "CommunicatorsReady=False/AgentsMissing Degraded=True/AgentsLost",
         ),
         (
@@ -300,12 +302,16 @@ fn conditions_follow_from_what_is_observed() {
         ),
         (
             "an engine is fenced",
-            |world| drop(world.engine(1, "Dirty", None)),
+            |world| {
+                world.engine(1, "Dirty", None);
+            },
             "InSync=False/ReplicasFenced Degraded=True/ReplicasFenced",
         ),
         (
             "an engine is a round behind",
-            |world| drop(world.engine(1, "Serving", Some(8)).engine(0, "Serving", Some(9))),
+            |world| {
+                world.engine(1, "Serving", Some(8)).engine(0, "Serving", Some(9));
+            },
             "InSync=True/Current",
         ),
         (
@@ -318,7 +324,9 @@ fn conditions_follow_from_what_is_observed() {
         ),
         (
             "a round failed",
-            |world| drop(world.ended(9, RoundOutcome::Aborted, Some(Code::DigestMismatch))),
+            |world| {
+                world.ended(9, RoundOutcome::Aborted, Some(Code::DigestMismatch));
+            },
             "Degraded=True/RoundFailed",
         ),
         (
