@@ -16,6 +16,10 @@ pub const ADDRESSES_MAX: usize = 16;
 /// A joining agent waits this long for others before a new epoch, so that a rollout makes few epochs.
 pub const JOIN_SETTLE_MS: u64 = 2_000;
 
+/// A coordinator that starts again waits this long for members of the recorded epoch before it makes another: agents
+/// dial again at most 5 s after their last attempt, and then enrol.
+pub const RESTART_SETTLE_MS: u64 = 10_000;
+
 /// What is unanswered is asked again after this: connections lose suffixes only when they break, so this bounds
 /// the damage of a reconnect, not the pace of a round.
 pub const RESEND_MS: u64 = 1_000;

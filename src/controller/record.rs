@@ -3,7 +3,8 @@
 //! Invariants:
 //! - E1: an epoch is written only over the one that this writer knows: whoever else wrote meanwhile has won, and what
 //!   it wrote is known from then on.
-//! - E2: nothing is written to another object of the same name.
+//! - E2 (I4): an epoch is above the one that it replaces, so that none means two memberships.
+//! - E3: nothing is written to another object of the same name.
 
 use crate::api::refit::WeightRefit;
 use crate::api::status::{MembershipStatus, Version};
@@ -54,6 +55,10 @@ impl StatusRecord {
             return Err(RecordError(format!(
                 "epoch {theirs} stands where {ours} was known: somebody else wrote it"
             )));
+        }
+        let epoch = next.membership.epoch();
+        if let Some(recorded) = self.recorded.filter(|recorded| epoch <= recorded.epoch) {
+            return Err(RecordError(format!("epoch {epoch} is not above {}, which stands", recorded.epoch)));
         }
         let patch = json!({
             "metadata": {"uid": self.uid, "resourceVersion": found.resource_version()},

@@ -214,8 +214,9 @@ struct Hub<R> {
 impl<R: EpochRecord> Hub<R> {
     async fn run(mut self, mut queue: mpsc::Receiver<Input>) {
         loop {
-            let deadline_ms = self.retry_ms.unwrap_or_else(|| self.roster.next_deadline_ms());
-            let wait = Duration::from_millis(deadline_ms.saturating_sub(self.now_ms()));
+            let now_ms = self.now_ms();
+            let deadline_ms = self.retry_ms.unwrap_or_else(|| self.roster.next_deadline_ms(now_ms));
+            let wait = Duration::from_millis(deadline_ms.saturating_sub(now_ms));
             let idle = wait.is_zero() && self.retry_ms.is_none();
             tokio::select! {
                 input = queue.recv() => match input {

@@ -5,13 +5,13 @@ use serde_json::{Value, json};
 use std::process::{Command, Output};
 
 /// What the command made of a cluster.
-struct Ran {
-    code: Option<i32>,
-    out: String,
-    err: String,
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
-fn weightrefit(bed: &Bed, arguments: &[&str]) -> Ran {
+pub(crate) fn weightrefit(bed: &Bed, arguments: &[&str]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weightrefit"));
     let Output { status, stdout, stderr } =
         command.args(arguments).env("KUBECONFIG", bed.kubeconfig()).output().expect("it runs");

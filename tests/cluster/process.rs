@@ -57,10 +57,14 @@ impl Process {
         self.child.try_wait().expect("a child").is_some()
     }
 
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid")).expect("a pid");
+        kill_process(pid, signal).expect("not reaped yet");
+    }
+
     /// Asks it to stop; its exit code.
     pub(crate) fn terminate(mut self) -> Option<i32> {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid")).expect("a pid");
-        kill_process(pid, Signal::TERM).expect("not reaped yet");
+        self.signal(Signal::TERM);
         self.child.wait().expect("a child").code()
     }
 }

@@ -297,6 +297,12 @@ impl World {
         self.bed.kubectl(&["delete", "pod", name, "-n", &self.namespace, "--force", "--grace-period=0"]);
     }
 
+    /// The agents of a side stand still (SIGSTOP), or go on.
+    pub(crate) fn signal_agents(&self, side: Side, signal: rustix::process::Signal) {
+        let pods = self.pods.values().filter(|pod| pod.side == side);
+        pods.filter_map(|pod| pod.agent.as_ref()).for_each(|agent| agent.signal(signal));
+    }
+
     /// Every training rank publishes the step.
     pub(crate) fn publish(&mut self, step: i64) {
         for pod in self.pods.values_mut().filter(|pod| pod.side == Side::Training) {

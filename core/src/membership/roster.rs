@@ -209,10 +209,24 @@ impl Roster {
         if missing.is_empty() { Standing::Complete } else { Standing::Forming { missing } }
     }
 
-    /// When to ask [`Self::next`] again, if nothing else happens.
+    /// When to ask [`Self::next`] again after `now_ms`, if nothing else happens; not later than now when only what
+    /// happens next can change its answer.
     #[must_use]
-    pub fn next_deadline_ms(&self) -> u64 {
+    pub fn next_deadline_ms(&self, now_ms: u64) -> u64 {
+        let settled = self.settled_ms();
+        match self.goes_on() && now_ms >= settled {
+            true => limits::RESTART_SETTLE_MS,
+            false => settled,
+        }
+    }
+
+    fn settled_ms(&self) -> u64 {
         self.joined_ms.saturating_add(limits::JOIN_SETTLE_MS)
+    }
+
+    /// Whether members of the recorded membership may still come back.
+    fn goes_on(&self) -> bool {
+        self.current.is_none() && self.recorded.is_some()
     }
 
     /// The membership that should replace the current one now, if any. `round_open`: a round of the current one
@@ -224,10 +238,10 @@ impl Roster {
         if !self.missing().is_empty() {
             return Ok(None);
         }
-        let settled = now_ms >= self.next_deadline_ms();
+        let settled = now_ms >= self.settled_ms();
         let members = self.members();
         let Some((current, revision)) = &self.current else {
-            return if settled { self.first(members).map(Some) } else { Ok(None) };
+            return if settled { self.first(now_ms, members) } else { Ok(None) };
         };
         let Some(cause) = self.cause(current, *revision, &members) else { return Ok(None) };
         if cause != Cause::TrainingRankLost && (round_open || !settled) {
@@ -244,8 +258,9 @@ impl Roster {
         self.current = Some((membership, self.revision));
     }
 
-    /// After a restart of the coordinator the recorded membership goes on if everybody is still who they were.
-    fn first(&self, members: Vec<Member>) -> Result<Next, MembershipError> {
+    /// After a restart of the coordinator, at its time 0, the recorded membership goes on if everybody is still who
+    /// they were. Its members dial again one by one, so another one is made only after a while.
+    fn first(&self, now_ms: u64, members: Vec<Member>) -> Result<Option<Next>, MembershipError> {
         let generation = self.spec.generation;
         let cause = match self.recorded {
             None => Cause::Created,
@@ -253,13 +268,16 @@ impl Roster {
             Some(recorded) => {
                 let again = self.membership(recorded.epoch, members.clone())?;
                 if recorded.epoch == self.epoch_seen && again.digest() == recorded.digest {
-                    return Ok(Next { membership: Arc::new(again), generation, cause: None });
+                    return Ok(Some(Next { membership: Arc::new(again), generation, cause: None }));
+                }
+                if now_ms < limits::RESTART_SETTLE_MS {
+                    return Ok(None);
                 }
                 Cause::MemberReplaced
             }
         };
         let membership = Arc::new(self.membership(Epoch(self.epoch_seen.0 + 1), members)?);
-        Ok(Next { membership, generation, cause: Some(cause) })
+        Ok(Some(Next { membership, generation, cause: Some(cause) }))
     }
 
     /// The gravest difference between the current membership and what the present agents would make.

@@ -140,9 +140,12 @@ fn spec(generation: u64, training_ranks: u32) -> Spec {
     Spec { generation, training_ranks, pools: vec![pool] }
 }
 
+/// Later than everything that settles.
+const SETTLED_MS: u64 = 60_000;
+
 /// What is due when joins have settled, enacted.
 fn next(roster: &mut Roster, open: bool) -> Option<(u64, Option<Cause>, usize)> {
-    let next = roster.next(roster.next_deadline_ms(), open).expect("bounded")?;
+    let next = roster.next(SETTLED_MS, open).expect("bounded")?;
     roster.enact(next.membership.clone());
     Some((next.membership.epoch().0, next.cause, next.membership.members().len()))
 }
@@ -214,6 +217,29 @@ fn after_a_restart_of_the_coordinator_the_recorded_membership_goes_on() {
     };
     assert_eq!(rejoined(joining(2, "p2", &["b/r/0", "b/r/1"])), Some((1, None, 3)));
     assert_eq!(rejoined(joining(7, "p2", &["b/r/0", "b/r/1"])), Some((2, Some(Cause::MemberReplaced), 3)));
+}
+
+#[test]
+fn after_a_restart_of_the_coordinator_members_have_time_to_come_back() {
+    let mut before = formed();
+    before.join(9, joining(3, "p3", &["b/s/0", "b/s/1"])).expect("fits");
+    assert_eq!(next(&mut before, false), Some((2, Some(Cause::ReplicaJoined), 5)));
+    let recorded = Recorded::of(before.current().expect("formed"), 1);
+    let rejoined = || {
+        let mut roster = Roster::new("uid", spec(1, 1), Some(recorded));
+        roster.join(0, joining(1, "p1", &["t0"])).expect("fits");
+        roster.join(0, joining(2, "p2", &["b/r/0", "b/r/1"])).expect("fits");
+        let settled = roster.next_deadline_ms(0);
+        assert_eq!(roster.next(settled, false), Ok(None), "the third may still come");
+        (roster.next_deadline_ms(settled), roster)
+    };
+    let (_, mut roster) = rejoined();
+    roster.join(4_000, joining(3, "p3", &["b/s/0", "b/s/1"])).expect("fits");
+    let due = roster.next(roster.next_deadline_ms(4_000), false).expect("bounded").expect("due");
+    assert_eq!((due.membership.epoch(), due.cause), (Epoch(2), None));
+    let (deadline, roster) = rejoined();
+    let due = roster.next(deadline, false).expect("bounded").expect("due");
+    assert_eq!((due.membership.epoch(), due.cause), (Epoch(3), Some(Cause::MemberReplaced)));
 }
 
 #[test]
