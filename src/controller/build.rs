@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use std::sync::Arc;
 use weightrefit_core::membership::roster::{PoolSpec, Spec};
 
-/// What to coordinate: proof for [`super::apply::Relation::apply`] that the resource is accepted.
+/// What to coordinate: proof for [`super::apply::Applied::start`] that the resource is accepted.
 #[derive(Debug)]
 pub struct Built {
     pub(super) refit: Arc<WeightRefit>,

@@ -87,7 +87,7 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), certificate })
     }
 
-    /// The authority that [`Self::certificate_pem`] and [`Self::key_pem`] were written of.
+    /// The authority that [`Self::certificate_pem`] and its key, as PEM, were written of.
     ///
     /// # Errors
     /// The texts are not a certificate of an authority and its key, or it has expired.
