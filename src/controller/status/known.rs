@@ -3,7 +3,7 @@
 use crate::api::refit::WeightRefitSpec;
 use crate::controller::pod_facts::{PodFacts, PodPhase, Side};
 use crate::controller::seats::{SeatError, Seating, seat};
-use crate::coordinator::View;
+use crate::coordinator::{AgentView, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use weightrefit_core::id::Rank;
@@ -37,7 +37,9 @@ impl Known {
                 && training.iter().all(|pod| pod.phase == PodPhase::Succeeded),
             ..Self::default()
         };
-        let announced = view.into_iter().flat_map(|view| view.agents.values()).flat_map(|agent| &agent.seats);
+        let has_pod = |agent: &&AgentView| pods.iter().any(|pod| pod.uid == agent.pod_uid && !pod.deleting);
+        let agents = view.into_iter().flat_map(|view| view.agents.values()).filter(has_pod);
+        let announced = agents.flat_map(|agent| &agent.seats);
         holders.keys().chain(announced).for_each(|seat| known.take(seat));
         known
     }
