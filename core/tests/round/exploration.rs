@@ -2,7 +2,7 @@
 //! rules of `world::check` hold in every state. Loss is a message that is not delivered in a prefix; a deadline
 //! may fire at any moment, which covers every clock, every slow peer and every process that was stopped.
 
-use crate::world::{Chance, Happening, Shape, World};
+use crate::world::{AtOnce, Happening, Shape, World};
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use weightrefit_core::id::{Epoch, MemberId};
@@ -11,15 +11,6 @@ use weightrefit_core::round::message::EngineState;
 
 /// Longer than any phase: all deadlines that an agent has open fire at once.
 const LEAP_MS: u64 = 1_000_000;
-
-#[derive(Clone)]
-struct AtOnce;
-
-impl Chance for AtOnce {
-    fn delay(&mut self, _: &Happening) -> Option<u64> {
-        Some(0)
-    }
-}
 
 /// What may still go wrong.
 #[derive(Clone, Copy, Hash, Default)]

@@ -1,38 +1,19 @@
 //! The leader at its desk (protocol page §3): what makes a version out of what the training ranks publish.
 
 use crate::world::ledger::{content, sums};
-use crate::world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
+use crate::world::{Shape, TIMEOUTS, World, key_of};
 use std::sync::Arc;
 use weightrefit_core::code::Code;
-use weightrefit_core::id::{Epoch, Incarnation, MemberId};
+use weightrefit_core::id::{Epoch, Incarnation};
 use weightrefit_core::round::io::{Effect, Event, Input, Slot};
-use weightrefit_core::round::message::{Header, Message};
-
-struct AtOnce;
-impl Chance for AtOnce {
-    fn delay(&mut self, _: &Happening) -> Option<u64> {
-        Some(0)
-    }
-}
+use weightrefit_core::round::message::Message;
 
 /// What the leader says after its own rank and rank 1 have published these (step, world).
 fn events(own: (i64, &str), other: (i64, &str)) -> Vec<Event> {
-    let mut world = World::new(Shape::new(2, 1, 1));
-    world.enact_all(1);
-    (0..3).for_each(|agent| world.configure(&mut AtOnce, agent, Epoch(1)));
-    world.pending.clear();
+    let mut world = World::configured(Shape::new(2, 1, 1));
     let (step, name) = own;
     let published = sums(content("w", 1));
-    let (membership, _) = &world.memberships[&Epoch(1)];
-    let header = Header {
-        refit_uid: "uid".into(),
-        epoch: Epoch(1),
-        membership: membership.digest(),
-        from_incarnation: world.agents[1].incarnation,
-        to_incarnation: world.agents[0].incarnation,
-        from: MemberId(1),
-        to: MemberId(0),
-    };
+    let header = world.header(1, 0);
     let peer_key = key_of(world.agents[1].incarnation);
     let message = Message::Published { step: other.0, world: other.1.into(), sums: Arc::clone(&published) };
     let slot = Slot(0);

@@ -1,20 +1,13 @@
 //! An inference rank in its agent (protocol page §6 and §8): what it refuses to be told too late or by half.
 
-use crate::world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
+use crate::world::{Shape, TIMEOUTS, World, key_of};
 use std::sync::Arc;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{ContentSum, Epoch, Incarnation, MemberId, RoundId, Sha256};
 use weightrefit_core::round::io::{Effect, Input, Slot};
 use weightrefit_core::round::message::{
-    EngineRecord, EngineState, Header, Message, Report, RoundKey, StagingTag, Version,
+    EngineRecord, EngineState, Message, Report, RoundKey, StagingTag, Version,
 };
-
-struct AtOnce;
-impl Chance for AtOnce {
-    fn delay(&mut self, _: &Happening) -> Option<u64> {
-        Some(0)
-    }
-}
 
 fn version(step: i64) -> Version {
     Version { run: 0, step, origin: Epoch(1), sum: ContentSum([1; 16]) }
@@ -37,10 +30,7 @@ struct Rank {
 impl Rank {
     /// Its engine has just registered with this record.
     fn with(record: EngineRecord) -> Self {
-        let mut world = World::new(Shape::new(1, 1, 2));
-        world.enact_all(1);
-        (0..3).for_each(|agent| world.configure(&mut AtOnce, agent, Epoch(1)));
-        world.pending.clear();
+        let world = World::configured(Shape::new(1, 1, 2));
         let mut rank = Self { world, now: 0 };
         rank.feed(Input::EngineConnected { slot: Slot(0), record, layout: Sha256([0; 32]) });
         rank
@@ -54,18 +44,8 @@ impl Rank {
     }
 
     fn hear(&mut self, from: usize, message: Message) -> Vec<Effect> {
-        let (membership, _) = &self.world.memberships[&Epoch(1)];
-        let incarnation = |agent: usize| self.world.agents[agent].incarnation;
-        let header = Header {
-            refit_uid: "uid".into(),
-            epoch: Epoch(1),
-            membership: membership.digest(),
-            from_incarnation: incarnation(from),
-            to_incarnation: incarnation(2),
-            from: MemberId(u32::try_from(from).expect("small")),
-            to: MemberId(2),
-        };
-        let peer_key = key_of(incarnation(from));
+        let header = self.world.header(from, 2);
+        let peer_key = key_of(header.from_incarnation);
         self.feed(Input::Message { header, peer_key, message })
     }
 

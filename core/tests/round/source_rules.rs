@@ -1,18 +1,11 @@
 //! The publication of a training rank (protocol page §7): who may free it, and when.
 
-use crate::world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
+use crate::world::{Shape, TIMEOUTS, World, key_of};
 use std::sync::Arc;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, MemberId, RoundId, Sha256};
 use weightrefit_core::round::io::{Effect, Input, ReleaseOutcome, Slot};
-use weightrefit_core::round::message::{Header, Message, RoundKey, Version};
-
-struct AtOnce;
-impl Chance for AtOnce {
-    fn delay(&mut self, _: &Happening) -> Option<u64> {
-        Some(0)
-    }
-}
+use weightrefit_core::round::message::{Message, RoundKey, Version};
 
 /// Training rank 1 in its own agent, spoken to by its leader, member 0.
 struct Source {
@@ -23,10 +16,7 @@ struct Source {
 impl Source {
     /// Has published step 1 and told the leader.
     fn offering() -> Self {
-        let mut world = World::new(Shape::new(2, 1, 1));
-        world.enact_all(1);
-        (0..3).for_each(|agent| world.configure(&mut AtOnce, agent, Epoch(1)));
-        world.pending.clear();
+        let world = World::configured(Shape::new(2, 1, 1));
         let mut source = Self { world, now: 0 };
         source.publish(1);
         let sums = Arc::new(Vec::new());
@@ -50,18 +40,8 @@ impl Source {
     }
 
     fn hear(&mut self, message: Message) -> Vec<Effect> {
-        let (membership, _) = &self.world.memberships[&Epoch(1)];
-        let incarnation = |agent: usize| self.world.agents[agent].incarnation;
-        let header = Header {
-            refit_uid: "uid".into(),
-            epoch: Epoch(1),
-            membership: membership.digest(),
-            from_incarnation: incarnation(0),
-            to_incarnation: incarnation(1),
-            from: MemberId(0),
-            to: MemberId(1),
-        };
-        let peer_key = key_of(incarnation(0));
+        let header = self.world.header(0, 1);
+        let peer_key = key_of(header.from_incarnation);
         self.feed(Input::Message { header, peer_key, message })
     }
 

@@ -1,6 +1,6 @@
 //! Tables of the protocol page, row by row: the engine client's states, and who may say what to whom.
 
-use crate::world::{Chance, Happening, Shape, TIMEOUTS, World, key_of};
+use crate::world::{Shape, TIMEOUTS, World, key_of};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use weightrefit_core::code::Code;
@@ -106,35 +106,9 @@ fn action(action: &EngineAction) -> &'static str {
     }
 }
 
-struct AtOnce;
-impl Chance for AtOnce {
-    fn delay(&mut self, _: &Happening) -> Option<u64> {
-        Some(0)
-    }
-}
-
 /// Members: 0 and 1 train, 2 and 3 are the replica, 2 its head; 0 leads. Each in an agent of its own.
 fn configured() -> World {
-    let mut world = World::new(Shape::new(2, 1, 2));
-    world.enact_all(1);
-    for agent in 0..world.agents.len() {
-        world.configure(&mut AtOnce, agent, Epoch(1));
-    }
-    world.pending.clear();
-    world
-}
-
-fn header(world: &World, from: usize, to: usize) -> Header {
-    let (membership, _) = &world.memberships[&Epoch(1)];
-    Header {
-        refit_uid: "uid".into(),
-        epoch: Epoch(1),
-        membership: membership.digest(),
-        from_incarnation: world.agents[from].incarnation,
-        to_incarnation: world.agents[to].incarnation,
-        from: MemberId(u32::try_from(from).expect("small")),
-        to: MemberId(u32::try_from(to).expect("small")),
-    }
+    World::configured(Shape::new(2, 1, 2))
 }
 
 fn fingerprint(world: &World, agent: usize) -> u64 {
@@ -231,7 +205,7 @@ fn i3_a_message_in_another_role_is_refused_and_changes_nothing() {
                 sender.chars().any(|role| is(role, from)) && receiver.chars().any(|role| is(role, to))
             });
             let mut world = configured();
-            let (header, key) = (header(&world, from, to), key_of(world.agents[from].incarnation));
+            let (header, key) = (world.header(from, to), key_of(world.agents[from].incarnation));
             let refused = refusals(&mut world, to, header, key, message.clone());
             let want = if allowed { Vec::new() } else { vec![Code::Unauthenticated] };
             assert_eq!(refused, want, "{from} > {to}: {message:?}");
@@ -254,14 +228,14 @@ fn i3_a_message_of_another_epoch_digest_incarnation_or_key_is_refused_and_change
     ];
     for (what, change) in change {
         let mut world = configured();
-        let (mut header, key) = (header(&world, 0, 2), key_of(world.agents[0].incarnation));
+        let (mut header, key) = (world.header(0, 2), key_of(world.agents[0].incarnation));
         change(&mut header);
         let refused = refusals(&mut world, 2, header.clone(), key, propose.clone());
         assert_eq!(refused, [Code::StaleEpoch], "{what}");
         assert_eq!(world.agents[2].node.admit(&header, key), Err(Code::StaleEpoch), "bytes: {what}");
     }
     let mut world = configured();
-    let (header, key) = (header(&world, 0, 2), key_of(world.agents[1].incarnation));
+    let (header, key) = (world.header(0, 2), key_of(world.agents[1].incarnation));
     assert_eq!(refusals(&mut world, 2, header.clone(), key, propose.clone()), [Code::Unauthenticated]);
     assert_eq!(world.agents[2].node.admit(&header, key), Err(Code::Unauthenticated));
     let key = key_of(world.agents[0].incarnation);

@@ -114,6 +114,16 @@ pub(crate) trait Chance {
     }
 }
 
+/// Everything at once, in order.
+#[derive(Clone)]
+pub(crate) struct AtOnce;
+
+impl Chance for AtOnce {
+    fn delay(&mut self, _: &Happening) -> Option<u64> {
+        Some(0)
+    }
+}
+
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) shape: Shape,
@@ -170,6 +180,30 @@ impl World {
             world.agents.push(Agent { node, seats, incarnation, frozen_until: 0, skew: 0 });
         }
         world
+    }
+
+    /// Epoch 1 is accepted by all agents, and nothing is under way.
+    pub(crate) fn configured(shape: Shape) -> Self {
+        let mut world = Self::new(shape);
+        world.enact_all(1);
+        (0..world.agents.len()).for_each(|agent| world.configure(&mut AtOnce, agent, Epoch(1)));
+        world.pending.clear();
+        world
+    }
+
+    /// Of a message in epoch 1 between agents that host one member each.
+    pub(crate) fn header(&self, from: usize, to: usize) -> Header {
+        let (membership, _) = &self.memberships[&Epoch(1)];
+        let member = |agent: usize| MemberId(u32::try_from(agent).expect("small"));
+        Header {
+            refit_uid: "uid".into(),
+            epoch: Epoch(1),
+            membership: membership.digest(),
+            from_incarnation: self.agents[from].incarnation,
+            to_incarnation: self.agents[to].incarnation,
+            from: member(from),
+            to: member(to),
+        }
     }
 
     pub(crate) fn draw(&mut self) -> Incarnation {
