@@ -31,6 +31,19 @@ pub struct Condition {
     pub message: String,
 }
 
+impl Condition {
+    /// The status that it has where all is well; `None` for Reconciling, of which neither is bad news.
+    #[must_use]
+    pub fn wanted(&self) -> Option<ConditionStatus> {
+        let is = |kinds: &[ConditionType]| kinds.iter().any(|kind| kind.name() == self.kind);
+        if is(&[ConditionType::Reconciling]) {
+            return None;
+        }
+        let bad_when_true = is(&[ConditionType::Degraded, ConditionType::Stalled]);
+        Some(if bad_when_true { ConditionStatus::False } else { ConditionStatus::True })
+    }
+}
+
 /// Whether a condition holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ConditionStatus {

@@ -12,7 +12,7 @@ use crate::api::status::WeightRefitStatus;
 use crate::api::timeouts::Timeouts;
 use crate::api::workload::{Ranks, WorkloadRef};
 use crate::limits;
-use kube::CustomResource;
+use kube::{CustomResource, ResourceExt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,14 @@ pub const KIND: &str = "WeightRefit";
 
 /// Annotation `EPOCH/ROUND`: the first round of that epoch after that one is to be aborted; written by `weightrefit abort`.
 pub const ABORT_ANNOTATION: &str = "weightrefit.dev/abort";
+
+impl WeightRefit {
+    /// `namespace/name`.
+    #[must_use]
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace().unwrap_or_default(), self.name_any())
+    }
+}
 
 /// spec: what is wanted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, CustomResource, JsonSchema)]

@@ -63,6 +63,14 @@ pub struct WeightRefitStatus {
     pub conditions: Vec<Condition>,
 }
 
+impl WeightRefitStatus {
+    /// The condition of this type.
+    #[must_use]
+    pub fn condition(&self, kind: &str) -> Option<&Condition> {
+        self.conditions.iter().find(|condition| condition.kind == kind)
+    }
+}
+
 /// Who is which rank now.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -3,7 +3,7 @@
 use crate::api::refit::WeightRefit;
 use crate::cli::Failure;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config, ResourceExt};
+use kube::{Api, Client, Config};
 use std::path::PathBuf;
 
 /// Which cluster, and where in it
@@ -74,11 +74,6 @@ impl Connected {
     pub(crate) async fn refit(&self, name: &str) -> Result<WeightRefit, Failure> {
         self.refits().get(name).await.map_err(|error| refused(error, "read the WeightRefit"))
     }
-}
-
-/// `namespace/name`.
-pub(crate) fn full_name(refit: &WeightRefit) -> String {
-    format!("{}/{}", refit.namespace().unwrap_or_default(), refit.name_any())
 }
 
 /// What the cluster said no to, with what to do about it.

@@ -3,7 +3,7 @@
 use crate::api::condition::{Condition, ConditionStatus, ConditionType};
 use crate::api::refit::WeightRefit;
 use crate::api::status::{BehindReplica, RoundStatus, Version, WeightRefitStatus};
-use crate::cli::cluster::{Cluster, Connected, full_name, refused};
+use crate::cli::cluster::{Cluster, Connected, refused};
 use crate::cli::table::{Align, Table, bytes, grouped};
 use crate::cli::{Failure, Output, Printer};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -82,12 +82,12 @@ fn lines(refits: &[WeightRefit], now: Timestamp) -> String {
     let mut table = Table::new(&columns);
     for refit in refits {
         let status = refit.status.as_ref();
-        let ready = status.and_then(|status| condition(status, ConditionType::Ready));
+        let ready = status.and_then(|status| status.condition(ConditionType::Ready.name()));
         let inference = status.and_then(|status| status.inference.as_ref());
         let ended = status.and_then(|status| status.last_round.as_ref()).map(|round| &round.completion_time);
         table.row([
-            full_name(refit),
-            ready.map_or("-".to_owned(), |ready| word(ready.status).to_owned()),
+            refit.full_name(),
+            ready.map_or("-".to_owned(), |ready| format!("{:?}", ready.status)),
             ready.map_or("-".to_owned(), |ready| ready.reason.clone()),
             version(inference.and_then(|inference| inference.committed)),
             inference.map_or("-".to_owned(), |i| format!("{}/{}", i.current_replicas, i.desired_replicas)),
@@ -100,7 +100,7 @@ fn lines(refits: &[WeightRefit], now: Timestamp) -> String {
 /// Everything that a person needs to see what one refit does and what keeps it from more.
 fn details(refit: &WeightRefit, now: Timestamp) -> String {
     let Some(status) = &refit.status else {
-        return format!("{} has no status yet: no operator has seen it", full_name(refit));
+        return format!("{} has no status yet: no operator has seen it", refit.full_name());
     };
     let mut out = summary(refit, status, now);
     let mut table = Table::new(&[
@@ -110,7 +110,7 @@ fn details(refit: &WeightRefit, now: Timestamp) -> String {
         ("REASON", Align::Left),
     ]);
     for Condition { kind, status, last_transition_time, reason, .. } in &status.conditions {
-        table.row([kind.clone(), word(*status).to_owned(), ago(last_transition_time, now), reason.clone()]);
+        table.row([kind.clone(), format!("{status:?}"), ago(last_transition_time, now), reason.clone()]);
     }
     out.push(format!("\n{}", table.shown()));
     let troubling = status.conditions.iter().filter(|condition| is_trouble(condition));
@@ -126,7 +126,7 @@ fn details(refit: &WeightRefit, now: Timestamp) -> String {
 }
 
 fn summary(refit: &WeightRefit, status: &WeightRefitStatus, now: Timestamp) -> Vec<String> {
-    let mut out = vec![full_name(refit)];
+    let mut out = vec![refit.full_name()];
     let stale = status.observed_generation != refit.metadata.generation;
     if stale {
         out.push("  (the status is of an older specification)".to_owned());
@@ -208,24 +208,10 @@ pub(crate) fn round(round: &RoundStatus, now: Timestamp) -> String {
     )
 }
 
-fn condition(status: &WeightRefitStatus, kind: ConditionType) -> Option<&Condition> {
-    status.conditions.iter().find(|condition| condition.kind == kind.name())
-}
-
 /// Whether a condition says that something is not as it should be.
 fn is_trouble(condition: &Condition) -> bool {
-    let bad_when_true =
-        [ConditionType::Degraded, ConditionType::Stalled].iter().any(|kind| kind.name() == condition.kind);
-    let neutral = condition.kind == ConditionType::Reconciling.name();
-    !neutral && (condition.status == ConditionStatus::True) == bad_when_true
-}
-
-fn word(status: ConditionStatus) -> &'static str {
-    match status {
-        ConditionStatus::True => "True",
-        ConditionStatus::False => "False",
-        ConditionStatus::Unknown => "Unknown",
-    }
+    let is_true = |status| status == ConditionStatus::True;
+    condition.wanted().is_some_and(|wanted| is_true(condition.status) != is_true(wanted))
 }
 
 /// `run.step`.

@@ -80,7 +80,7 @@ impl Dispatch {
         match event {
             Event::Init => listed.clear(),
             Event::InitApply(refit) => {
-                listed.insert(key(&refit));
+                listed.insert(refit.full_name());
                 self.apply(refit);
             }
             Event::InitDone => {
@@ -90,7 +90,7 @@ impl Dispatch {
             }
             Event::Apply(refit) => self.apply(refit),
             Event::Delete(refit) => {
-                let key = key(&refit);
+                let key = refit.full_name();
                 if self.entries.get(&key).is_some_and(|entry| Some(&entry.uid) == refit.uid().as_ref()) {
                     self.delete(&key);
                 }
@@ -99,7 +99,7 @@ impl Dispatch {
     }
 
     fn apply(&mut self, refit: WeightRefit) {
-        let (key, uid) = (key(&refit), refit.uid().unwrap_or_default());
+        let (key, uid) = (refit.full_name(), refit.uid().unwrap_or_default());
         let refit = Arc::new(refit);
         if let Some(entry) = self.entries.get(&key).filter(|entry| entry.uid == uid) {
             entry.objects.send_replace(refit);
@@ -119,10 +119,6 @@ impl Dispatch {
             entry.is_deleted.send_replace(true);
         }
     }
-}
-
-fn key(refit: &WeightRefit) -> String {
-    format!("{}/{}", refit.namespace().unwrap_or_default(), refit.name_any())
 }
 
 /// The event, unless its object cannot be read (D2).

@@ -32,7 +32,7 @@ pub fn happenings(previous: &WeightRefitStatus, next: &WeightRefitStatus) -> Vec
         happenings.push(Happening { is_warning: false, reason: "EpochStarted".into(), note });
     }
     for condition in &next.conditions {
-        let old = previous.conditions.iter().find(|old| old.kind == condition.kind);
+        let old = previous.condition(&condition.kind);
         let is_new = match old {
             Some(old) => (old.status, &old.reason) != (condition.status, &condition.reason),
             // At the start only what is wrong is news.
@@ -47,19 +47,9 @@ pub fn happenings(previous: &WeightRefitStatus, next: &WeightRefitStatus) -> Vec
     happenings
 }
 
-/// Conditions of which True is bad news.
-fn is_inverse(kind: &str) -> bool {
-    [ConditionType::Degraded, ConditionType::Stalled].iter().any(|inverse| inverse.name() == kind)
-}
-
 fn is_bad(condition: &Condition) -> bool {
-    match condition.status {
-        ConditionStatus::True => is_inverse(&condition.kind),
-        ConditionStatus::False => {
-            !is_inverse(&condition.kind) && condition.kind != ConditionType::Reconciling.name()
-        }
-        ConditionStatus::Unknown => false,
-    }
+    condition.status != ConditionStatus::Unknown
+        && condition.wanted().is_some_and(|wanted| condition.status != wanted)
 }
 
 /// Conditions that are False while a refit comes up.

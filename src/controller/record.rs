@@ -64,8 +64,7 @@ impl StatusRecord {
             "metadata": {"uid": self.uid, "resourceVersion": found.resource_version()},
             "status": {"membership": self.membership(next)},
         });
-        let params =
-            PatchParams { field_manager: Some(limits::FIELD_MANAGER.into()), ..PatchParams::default() };
+        let params = PatchParams::apply(limits::FIELD_MANAGER);
         self.api.patch_status(&self.name, &params, &Patch::Merge(patch)).await.map_err(failed)?;
         self.recorded = Some(Recorded::of(&next.membership, next.generation));
         Ok(())
@@ -79,7 +78,7 @@ impl StatusRecord {
         MembershipStatus {
             epoch: counter(membership.epoch().0),
             digest: membership.digest().to_string(),
-            version_floor: membership.floor().map(version),
+            version_floor: membership.floor().map(|floor| version(floor.run, floor.step)),
             generation: counter(next.generation),
             cause: next.cause.expect("only a new membership is recorded"),
             start_time: Time(whole_second(Timestamp::now())),
@@ -117,8 +116,9 @@ pub fn recorded(refit: &WeightRefit) -> Option<Recorded> {
     })
 }
 
-pub(super) fn version(floor: VersionFloor) -> Version {
-    Version { run: counter(floor.run), step: floor.step }
+/// A version of the protocol in a status.
+pub(super) fn version(run: u64, step: i64) -> Version {
+    Version { run: counter(run), step }
 }
 
 /// A number of the protocol in a status.

@@ -96,7 +96,7 @@ impl Relation {
         let namespace = refit.namespace().unwrap_or_default();
         Self {
             api: Api::namespaced(shared.client.clone(), &namespace),
-            key: format!("{namespace}/{}", refit.name_any()),
+            key: refit.full_name(),
             maps: ConfigMaps::new(Api::namespaced(shared.client.clone(), &namespace)),
             events: Publisher::new(shared.recorder.clone()),
             shared,

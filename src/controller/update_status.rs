@@ -54,7 +54,7 @@ pub async fn update_status(
     };
     let status = difference(&value(previous), &value(next)).unwrap_or_else(|| json!({}));
     let patch = json!({"metadata": {"uid": uid}, "status": status});
-    let params = PatchParams { field_manager: Some(limits::FIELD_MANAGER.into()), ..PatchParams::default() };
+    let params = PatchParams::apply(limits::FIELD_MANAGER);
     api.patch_status(name, &params, &Patch::Merge(patch)).await
 }
 

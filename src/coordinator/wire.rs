@@ -8,7 +8,7 @@ use weightrefit_core::membership::{Seat, VersionFloor};
 use weightrefit_proto::v1;
 
 /// Protocol that this coordinator speaks.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = limits::PROTOCOL_VERSION.unsigned_abs();
 
 /// A fault as an agent is told of it, with the remedy of its code.
 #[must_use]

@@ -26,9 +26,6 @@ pub const CA_BUNDLE_KEY: &str = "ca.crt";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
-/// Owner of the fields of the ConfigMap.
-const FIELD_MANAGER: &str = "weightrefit-operator";
-
 /// The authority can neither be read nor made, or its certificate not published.
 #[derive(Debug, thiserror::Error)]
 pub enum KeptError {
@@ -114,7 +111,7 @@ pub async fn publish_bundle(
         data: Some(BTreeMap::from([(CA_BUNDLE_KEY.to_owned(), authority.certificate_pem())])),
         ..ConfigMap::default()
     };
-    let (parameters, patch) = (PatchParams::apply(FIELD_MANAGER).force(), Patch::Apply(&bundle));
+    let (parameters, patch) = (PatchParams::apply(limits::FIELD_MANAGER).force(), Patch::Apply(&bundle));
     let what = format!("apply configmap {namespace}/{CA_BUNDLE}");
     answer(what, api.patch(CA_BUNDLE, &parameters, &patch)).await?;
     Ok(())

@@ -82,12 +82,12 @@ impl Made<'_> {
     }
 
     fn old(&self, kind: ConditionType) -> Option<&Condition> {
-        self.observed.previous.conditions.iter().find(|old| old.kind == kind.name())
+        self.observed.previous.condition(kind.name())
     }
 
     /// What the condition was, if it was there (T2).
     fn kept(&self, new: Condition) -> Condition {
-        self.observed.previous.conditions.iter().find(|old| old.kind == new.kind).cloned().unwrap_or(new)
+        self.observed.previous.condition(&new.kind).cloned().unwrap_or(new)
     }
 
     fn accepted(&self) -> Condition {

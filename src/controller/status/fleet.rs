@@ -1,7 +1,7 @@
 //! What each replica of the membership holds and does, from what its ranks' agents say.
 
 use crate::api::status::Version;
-use crate::controller::record::counter;
+use crate::controller::record::version;
 use crate::coordinator::View;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::Rank;
@@ -69,7 +69,8 @@ pub(super) fn replicas(view: &View) -> Vec<ReplicaNow> {
                 None => Doing::Lost,
                 Some(state) => doing(state),
             };
-            let version = state.and_then(|state| state.live.as_ref()).map(version);
+            let version =
+                state.and_then(|state| state.live.as_ref()).map(|live| version(live.run, live.step));
             let at = Some((member.pod_uid.clone(), *rank));
             match &mut now {
                 None => {
@@ -103,8 +104,4 @@ fn doing(state: &v1::RankState) -> Doing {
         (true, "Cold") => Doing::Cold,
         (true, _) => Doing::Fenced,
     }
-}
-
-pub(super) fn version(name: &v1::VersionName) -> Version {
-    Version { run: counter(name.run), step: name.step }
 }

@@ -1,14 +1,14 @@
 //! Rounds that have ended, as the status shows them.
 
-use crate::api::status::{PhaseMilliseconds, RoundBytes, RoundStatus, Version};
-use crate::controller::record::{PodName, counter, whole_second};
+use crate::api::status::{PhaseMilliseconds, RoundBytes, RoundStatus};
+use crate::controller::record::{PodName, counter, version, whole_second};
 use crate::controller::validate::short;
 use crate::coordinator::{EndedRound, View};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use std::time::UNIX_EPOCH;
 use weightrefit_core::membership::{Member, Seat};
-use weightrefit_proto::report::{ReplicaReport, RoundOutcome, RoundReport, VersionReport};
+use weightrefit_proto::report::{ReplicaReport, RoundOutcome, RoundReport};
 
 /// A round for the status; `pods` names the pod of a UID.
 pub(super) fn round(ended: &EndedRound, view: &View, pods: &PodName) -> RoundStatus {
@@ -21,7 +21,7 @@ pub(super) fn round(ended: &EndedRound, view: &View, pods: &PodName) -> RoundSta
     RoundStatus {
         epoch: counter(report.epoch),
         id: counter(report.id),
-        version: version(report.version),
+        version: version(report.version.run, report.version.step),
         outcome: report.outcome,
         reason: report.reason.filter(|_| aborted).map(|code| code.name().to_owned()),
         pod: blamed.and_then(|member| pods(&member.pod_uid)).filter(|_| aborted),
@@ -42,10 +42,6 @@ pub(super) fn round(ended: &EndedRound, view: &View, pods: &PodName) -> RoundSta
 pub(super) fn of_replica<'a>(view: &'a View, pool: &str, replica: &str) -> Option<&'a ReplicaReport> {
     let round = view.last_round.as_ref()?;
     round.report.replicas.iter().find(|report| report.pool == pool && report.replica == replica)
-}
-
-pub(super) fn version(version: VersionReport) -> Version {
-    Version { run: counter(version.run), step: version.step }
 }
 
 pub(super) fn member<'a>(view: &'a View, seat: &str) -> Option<&'a Member> {
