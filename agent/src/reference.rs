@@ -20,6 +20,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use weightrefit_proto::reference::Told;
+use weightrefit_proto::socket::FrameError;
 
 pub use cleanup::CleanupArgs;
 pub use engine::EngineArgs;
@@ -77,6 +78,8 @@ enum ReferenceError {
     Identity(#[from] crate::identity::IdentityError),
     #[error(transparent)]
     Socket(#[from] socket::SocketError),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
     #[error("staging cannot be used: {0}")]
     Staging(&'static str),
     #[error("`{0}` is no command")]

@@ -40,7 +40,7 @@ fn a_cluster_says_how_its_refits_stand() {
     assert_eq!(idle.code, Some(1), "{}", idle.err);
     assert!(idle.err.contains("no members, so no round runs"), "{}", idle.err);
 
-    let status: Value = serde_json::from_str(include_str!("../crd/status.json")).expect("JSON");
+    let status: Value = serde_json::from_str(include_str!("../resource/status.json")).expect("JSON");
     let patch = json!({"status": status}).to_string();
     let of = ["weightrefit/qwen3-30b", "-n", "rl"];
     bed.kubectl(&[&["patch", "--subresource=status", "--type=merge", "-p", &patch], &of[..]].concat());

@@ -28,7 +28,7 @@ fn the_server_takes_the_definition_and_every_example() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("model is immutable"), "{said}");
 
-    let status: Value = serde_json::from_str(include_str!("../crd/status.json")).expect("JSON");
+    let status: Value = serde_json::from_str(include_str!("../resource/status.json")).expect("JSON");
     let patch = json!({"status": status}).to_string();
     bed.kubectl(&[&["patch", "--subresource=status", "--type=merge", "-p", &patch], &refit[..]].concat());
     let kept: Value =

@@ -208,8 +208,8 @@ impl Engine<'_> {
                         });
                     }
                     EngineAction::Serve => self.gate.start(),
-                    // Where this fails, `Gone` follows, and the next hello carries the record.
-                    EngineAction::Answer(answer) => drop(connection.send(&frame_of(answer), &[])),
+                    // Where nobody listens any more, the next hello carries the record.
+                    EngineAction::Answer(answer) => connection.send(&frame_of(answer), &[])?,
                 }
             }
         }

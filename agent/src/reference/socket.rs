@@ -2,6 +2,7 @@
 
 use crate::session::fd;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -29,7 +30,7 @@ pub(super) struct Connection {
     stream: UnixStream,
 }
 
-/// A frame could not be sent.
+/// The connection is of no use.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SocketError {
     #[error("agent socket failed: {0}")]
@@ -61,10 +62,20 @@ impl Connection {
         Ok(Self { number, stream })
     }
 
-    /// Sends a frame whole.
-    pub(super) fn send(&self, frame: &ClientFrame, fds: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
+    /// Sends a frame whole, as far as the agent still listens: where it does not, [`Event::Gone`] follows, and what
+    /// was sent is said again on the next connection.
+    pub(super) fn send(&self, frame: &ClientFrame, fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
         let bytes = encode(frame)?;
-        let mut sent = fd::send(self.stream.as_fd(), &bytes, fds)?;
+        if let Err(error) = self.send_bytes(&bytes, fds) {
+            tracing::debug!(%error, "the agent no longer listens");
+            // The reader ends for certain; a stream that was reset cannot be shut down again.
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+        Ok(())
+    }
+
+    fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut sent = fd::send(self.stream.as_fd(), bytes, fds)?;
         while sent < bytes.len() {
             sent += fd::send(self.stream.as_fd(), &bytes[sent..], &[])?;
         }

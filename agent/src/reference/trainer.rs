@@ -90,7 +90,7 @@ impl<'a> Trainer<'a> {
                         registered = true;
                         say(&Told::Registered {})?;
                         if let Some(step) = offered {
-                            self.publish(&connection, step);
+                            self.publish(&connection, step)?;
                         }
                     }
                     AgentFrame::Released { step, .. } if offered == Some(step) => {
@@ -99,7 +99,7 @@ impl<'a> Trainer<'a> {
                     }
                     AgentFrame::PublishRefused { step, code, .. } if code.policy() == Policy::Retry => {
                         std::thread::sleep(RETRY);
-                        self.publish(&connection, step);
+                        self.publish(&connection, step)?;
                     }
                     AgentFrame::PublishRefused { step, code, message, .. } => {
                         offered = None;
@@ -123,7 +123,7 @@ impl<'a> Trainer<'a> {
                 self.train(Step(step));
                 offered = Some(step);
                 if registered {
-                    self.publish(&connection, step);
+                    self.publish(&connection, step)?;
                 }
             }
         }
@@ -138,9 +138,9 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Where this fails, `Gone` follows, and the step is published again on the new connection.
-    fn publish(&self, connection: &Connection, step: i64) {
-        let _ = connection.send(&ClientFrame::Publish { step, world: self.args.world.clone() }, &[]);
+    /// Where nobody listens any more, the step is published again on the next connection.
+    fn publish(&self, connection: &Connection, step: i64) -> Result<(), ReferenceError> {
+        Ok(connection.send(&ClientFrame::Publish { step, world: self.args.world.clone() }, &[])?)
     }
 
     /// Connects and registers; `outstanding` is the step that waits for its release.

@@ -1,6 +1,7 @@
-//! The CustomResourceDefinition: its text, its schema, its rules.
+//! The resource: the text, schema and rules of its definition, and its page.
 
 mod definition;
+mod page;
 mod rules;
 
 use kube::CustomResourceExt;

@@ -1,7 +1,7 @@
 //! The CustomResourceDefinition: `crds/` holds what `weightrefit crd` prints, and its schema is one that an API server
 //! takes and that people can read, field by field.
 //!
-//! `REWRITE=1 cargo test --test crd` writes the file anew.
+//! `REWRITE=1 cargo test --test resource` writes the file anew.
 
 use crate::schema;
 use kube::CustomResourceExt;
@@ -26,7 +26,7 @@ fn the_file_is_what_the_command_prints() {
         fs::write(&path, &printed).expect(FILE);
     }
     let file = fs::read_to_string(&path).expect(FILE);
-    assert!(file == printed, "{FILE} is stale: run `REWRITE=1 cargo test --test crd`");
+    assert!(file == printed, "{FILE} is stale: run `REWRITE=1 cargo test --test resource`");
     let read: Value = serde_saphyr::from_str(&file).expect("YAML");
     assert_eq!(read, serde_json::to_value(WeightRefit::crd()).expect("JSON"));
 }

@@ -14,7 +14,7 @@ use weightrefit::api::problem::{Problem, Refusal};
 use weightrefit::api::refit::WeightRefitSpec;
 use weightrefit::api::supported;
 
-const PAGE: &str = include_str!("../docs/weightrefit.md");
+const PAGE: &str = include_str!("../../docs/weightrefit.md");
 
 /// Valid, with every field that has bounds and every struct that has a closed set of values.
 const REFIT: &str = "
