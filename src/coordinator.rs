@@ -7,8 +7,10 @@
 //! - C3: what an agent does wrong ends its stream with a code and leaves everybody else alone.
 
 mod gate;
+mod heard;
 mod hub;
 mod record;
+mod refusals;
 mod server;
 mod service;
 mod tls;
@@ -17,9 +19,10 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-pub use gate::Gate;
-pub use hub::{AgentView, Coordinator, EndedRound, Settings, View};
+pub use gate::{Admitted, Gate};
+pub use hub::{AgentView, Coordinator, EndedRound, Refused, Settings, View};
 pub use record::{EpochRecord, InMemory, RecordError};
+pub use refusals::Refusals;
 pub use server::Server;
 pub use tls::TlsError;
 pub use wire::fault;

@@ -99,6 +99,29 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// From an open stream to its first message.
 pub const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Connections of one pod: its agent has one and dials another to renew its certificate; those whose end has not been
+/// noticed yet, for at most 20 s, are a few more.
+pub const CONNECTIONS_PER_POD_MAX: usize = 16;
+
+/// Connections that show no certificate of ours, together: a fleet that enrols at once, and no more than a process has
+/// descriptors for.
+pub const STRANGERS_MAX: usize = 8_192;
+
+/// How long such a connection lasts: an enrolment asks the API server three times.
+pub const ENROL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Calls at once on one connection: an agent makes one.
+pub const CALLS_PER_CONNECTION_MAX: u32 = 4;
+
+/// Pods of one refit whose refusal is kept for the status, which tells of a few.
+pub const REFUSED_PODS_MAX: usize = 64;
+
+/// How long a refusal counts: an agent that is refused asks again every few seconds.
+pub const REFUSED_FOR: Duration = Duration::from_secs(60);
+
+/// Status: pods at fault that one message tells in full.
+pub const FAULTS_SHOWN_MAX: usize = 2;
+
 /// Pings on agents' connections: a node that vanished without a word is noticed within 20 s.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -137,9 +160,9 @@ pub const PLANNER_VERSION: i32 = weightrefit_core::plan::PLANNER_VERSION as i32;
 /// engine that restarts is back in this time.
 pub const READY_DWELL: Duration = Duration::from_secs(30);
 
-/// From the start of a coordinator until agents that it does not hear of count as lost: they dial again at most
-/// this long after the last attempt.
-pub const SETTLE: Duration = Duration::from_secs(30);
+/// From the start of a coordinator until agents that it does not hear of count as lost: as long as it waits for them
+/// before it makes another membership.
+pub const SETTLE: Duration = Duration::from_millis(weightrefit_core::limits::RESTART_SETTLE_MS);
 
 /// From a change of what a coordinator knows until it is looked at: while bytes move, each agent reports 4 times a
 /// second, and people notice no tenth of it.

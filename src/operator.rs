@@ -124,7 +124,12 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     let pods = Arc::new(Pods::new(&client, watch_namespace.as_slice()));
     let (refits, store) = reflector::store();
     let gate = Arc::new(ClusterGate::new(client.clone(), Arc::clone(&pods), refits, audience));
-    let server = Server::start(listen(agent_listen).await?, Arc::clone(&authority), Arc::clone(&gate))?;
+    let server = Server::start(
+        listen(agent_listen).await?,
+        Arc::clone(&authority),
+        Arc::clone(&gate),
+        metrics.refusals.clone(),
+    )?;
     let (agents, http) = (server.address().to_string(), http_address.map(|address| address.to_string()));
     tracing::info!(agents, http, version = env!("CARGO_PKG_VERSION"), "serving");
     let identity = match identity {

@@ -20,6 +20,10 @@ pub const JOIN_SETTLE_MS: u64 = 2_000;
 /// dial again at most 5 s after their last attempt, and then enrol.
 pub const RESTART_SETTLE_MS: u64 = 10_000;
 
+/// An epoch or a run that an agent reports may be this far above all others: a record that was lost is made up for,
+/// and to exhaust 64 bits a liar would have to join four billion times.
+pub const LEAP_MAX: u64 = 1 << 32;
+
 /// What is unanswered is asked again after this: connections lose suffixes only when they break, so this bounds
 /// the damage of a reconnect, not the pace of a round.
 pub const RESEND_MS: u64 = 1_000;

@@ -278,27 +278,33 @@ fn check_sizes(fields: &Fields) -> Result<(), MembershipError> {
     if fields.pools.len() > limits::POOLS_MAX {
         return Err(MembershipError::Pools { pools: fields.pools.len() });
     }
-    let text = |field: &'static str, text: &str| match text.len() {
+    check_text("refit UID", &fields.refit_uid)?;
+    fields.pools.iter().try_for_each(|pool| check_text("pool", pool))?;
+    fields.members.iter().try_for_each(check_member)
+}
+
+/// What each member must keep to, whoever else there is.
+fn check_member(member: &Member) -> Result<(), MembershipError> {
+    check_text("pod UID", &member.pod_uid)?;
+    if let Seat::Inference { replica, .. } = &member.seat {
+        check_text("replica", replica)?;
+    }
+    for addresses in [&member.round_addresses, &member.byte_addresses] {
+        let count = addresses.len();
+        if count == 0 || count > limits::ADDRESSES_MAX {
+            return Err(MembershipError::Addresses { seat: member.seat.clone(), count });
+        }
+        addresses.iter().try_for_each(|address| check_text("address", address))?;
+    }
+    Ok(())
+}
+
+fn check_text(field: &'static str, text: &str) -> Result<(), MembershipError> {
+    match text.len() {
         0 => Err(MembershipError::Text { field, bytes: 0 }),
         bytes if bytes > limits::NAME_BYTES_MAX => Err(MembershipError::Text { field, bytes }),
         _ => Ok(()),
-    };
-    text("refit UID", &fields.refit_uid)?;
-    fields.pools.iter().try_for_each(|pool| text("pool", pool))?;
-    for member in &fields.members {
-        text("pod UID", &member.pod_uid)?;
-        if let Seat::Inference { replica, .. } = &member.seat {
-            text("replica", replica)?;
-        }
-        for addresses in [&member.round_addresses, &member.byte_addresses] {
-            let count = addresses.len();
-            if count == 0 || count > limits::ADDRESSES_MAX {
-                return Err(MembershipError::Addresses { seat: member.seat.clone(), count });
-            }
-            addresses.iter().try_for_each(|address| text("address", address))?;
-        }
     }
-    Ok(())
 }
 
 fn check_order(order: &PoolOrder<'_>, members: &[Member]) -> Result<(), MembershipError> {

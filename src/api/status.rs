@@ -88,6 +88,10 @@ pub struct MembershipStatus {
     /// generation: of the resource that the membership was made from.
     #[schemars(range(min = 0, max = limits::COUNTER_MAX))]
     pub generation: i64,
+    /// resolvedDigest: of what the resource and its ConfigMaps resolved to; all agents of an epoch have the same, and
+    /// another one makes a new epoch.
+    #[schemars(length(max = limits::DIGEST_MAX), regex(pattern = schema::SHA256))]
+    pub resolved_digest: String,
     /// cause: why there is this epoch.
     #[schemars(schema_with = "schema::cause")]
     pub cause: Cause,

@@ -21,6 +21,8 @@ pub struct Applied {
     view: watch::Receiver<View>,
     settings: Settings,
     resolved: Arc<ResolvedRefit>,
+    /// Ranks of the training world, whether or not it has finished.
+    training_ranks: u32,
     started: Instant,
     /// Whether there was a membership before: then agents that have one dial again.
     goes_on: bool,
@@ -30,24 +32,53 @@ pub struct Applied {
 impl Applied {
     /// Starts the coordinator.
     #[must_use]
-    pub fn start(built: Built, server: &Server, api: Api<WeightRefit>, pods: Arc<PodName>) -> Self {
-        let Built { refit, resolved, settings } = built;
+    pub fn start(
+        built: Built,
+        server: &Server,
+        api: Api<WeightRefit>,
+        pods: Arc<PodName>,
+        is_trainer_done: bool,
+    ) -> Self {
+        let Built { refit, resolved, mut settings } = built;
+        let training_ranks = settings.spec.training_ranks;
+        if is_trainer_done {
+            settings.spec.training_ranks = 0;
+        }
         let record = StatusRecord::new(api, &refit, pods);
         let goes_on = record.recorded().is_some();
         let coordinator = server.coordinate(settings.clone(), record);
         let view = coordinator.view();
-        Self { coordinator, view, settings, resolved, started: Instant::now(), goes_on, plan: None }
+        let (started, plan) = (Instant::now(), None);
+        Self { coordinator, view, settings, resolved, training_ranks, started, goes_on, plan }
     }
 
     /// Tells the coordinator what has changed, if anything has.
     #[must_use]
-    pub async fn change(mut self, built: Built) -> Self {
-        let Built { refit: _, resolved, settings } = built;
-        if settings.spec != self.settings.spec || settings.resolved != self.settings.resolved {
-            self.coordinator.respec(settings.spec.clone(), settings.resolved.clone()).await;
-            (self.settings, self.resolved, self.plan) = (settings, resolved, None);
+    pub async fn change(mut self, built: Built, is_trainer_done: bool) -> Self {
+        let Built { refit: _, resolved, mut settings } = built;
+        self.training_ranks = settings.spec.training_ranks;
+        if is_trainer_done {
+            settings.spec.training_ranks = 0;
+        }
+        if settings.spec != self.settings.spec {
+            (self.settings, self.resolved) = (settings, resolved);
+            self.respec().await;
         }
         self
+    }
+
+    /// A trainer that has finished is no member any more; one that begins anew is.
+    pub async fn trainer(&mut self, is_done: bool) {
+        let ranks = if is_done { 0 } else { self.training_ranks };
+        if std::mem::replace(&mut self.settings.spec.training_ranks, ranks) != ranks {
+            tracing::info!(refit = self.settings.refit, is_done, "trainer");
+            self.respec().await;
+        }
+    }
+
+    async fn respec(&mut self) {
+        self.plan = None;
+        self.coordinator.respec(self.settings.spec.clone(), self.settings.resolved.clone()).await;
     }
 
     /// What the coordinator knows.

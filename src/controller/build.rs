@@ -5,8 +5,10 @@ use crate::api::refit::WeightRefit;
 use crate::api::resolve::ResolvedRefit;
 use crate::coordinator::Settings;
 use kube::ResourceExt;
+use sha2::Digest;
 use std::sync::Arc;
-use weightrefit_core::membership::roster::{PoolSpec, Spec};
+use weightrefit_core::id::Sha256;
+use weightrefit_core::membership::roster::{Basis, PoolSpec, Spec};
 
 /// What to coordinate: proof for [`super::apply::Applied::start`] that the resource is accepted.
 #[derive(Debug)]
@@ -25,15 +27,20 @@ pub fn build(validated: Validated) -> Built {
         ranks_per_replica: pool.ranks_per_replica.unsigned_abs(),
         min_replicas: pool.min_replicas.unsigned_abs(),
     };
+    let for_agents = serde_json::to_vec(&resolved.for_agents()).expect("a refit has only text keys");
+    let basis = Basis {
+        generation: refit.metadata.generation.unwrap_or_default().unsigned_abs(),
+        resolved: Sha256(sha2::Sha256::digest(&for_agents).into()),
+    };
     let settings = Settings {
         refit: format!("{}/{}", resolved.namespace, resolved.name),
         refit_uid: refit.uid().unwrap_or_default(),
         spec: Spec {
-            generation: refit.metadata.generation.unwrap_or_default().unsigned_abs(),
+            basis,
             training_ranks: refit.spec.training.world_size.unsigned_abs(),
             pools: refit.spec.inference.pools.iter().map(pool).collect(),
         },
-        resolved: serde_json::to_vec(&resolved.for_agents()).expect("a refit has only text keys"),
+        resolved: for_agents,
     };
     Built { refit, resolved, settings }
 }

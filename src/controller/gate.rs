@@ -11,7 +11,7 @@ use super::pod_facts::PodFacts;
 use super::pods::Pods;
 use super::seats;
 use crate::api::refit::WeightRefit;
-use crate::coordinator::{Gate, fault};
+use crate::coordinator::{Admitted, Gate, fault};
 use crate::limits;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
 use k8s_openapi::api::core::v1::Pod;
@@ -104,7 +104,7 @@ impl Gate for Arc<ClusterGate> {
         bearer.check(&facts)
     }
 
-    async fn admit(&self, refit: &str, pod_uid: &str, seats: &[Seat]) -> Result<(), v1::Fault> {
+    async fn admit(&self, refit: &str, pod_uid: &str, seats: &[Seat]) -> Result<Admitted, v1::Fault> {
         let facts = self.pods.by_uid(pod_uid).ok_or_else(|| {
             let text = format!("no pod of uid {pod_uid} is known to claim a refit");
             fault(Code::NotConfigured, text)
@@ -123,8 +123,14 @@ impl Gate for Arc<ClusterGate> {
         })?;
         seats::allowed(&resource.spec, &facts)
             .and_then(|allowed| allowed.check(&facts, seats))
+            .and_then(|()| seats::check_rivals(&resource.spec, &facts, &self.pods.of(refit)))
             .map_err(|error| fault(error.code(), error.to_string()))?;
-        self.consent(&facts).await.map_err(|error| fault(error.code(), error.to_string()))
+        self.consent(&facts).await.map_err(|error| fault(error.code(), error.to_string()))?;
+        Ok(Admitted { pod, created_s: facts.created_s() })
+    }
+
+    fn refit_of(&self, pod_uid: &str) -> Option<String> {
+        self.pods.by_uid(pod_uid).map(|facts| facts.refit.clone())
     }
 }
 

@@ -90,6 +90,14 @@ pub struct PodFacts {
     pub created: Option<Time>,
 }
 
+/// The refit (namespace/name) that a pod means, as far as its labels can be read: for those who look for it.
+#[must_use]
+pub fn meant(meta: &ObjectMeta) -> Option<String> {
+    let own = meta.namespace.as_deref()?;
+    let namespace = label(meta, REFIT_NAMESPACE_LABEL).filter(|name| is_dns_name(name)).unwrap_or(own);
+    Some(format!("{namespace}/{}", label(meta, REFIT_LABEL)?))
+}
+
 /// A pod carries the claim label but cannot be taken for anything.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedPod {
@@ -169,6 +177,24 @@ impl PodFacts {
         self.refit.split_once('/').expect("`claimed` joins two parts")
     }
 
+    /// When it was created, in seconds, which are all that Kubernetes tells.
+    #[must_use]
+    pub fn created_s(&self) -> i64 {
+        self.created.as_ref().map_or(i64::MIN, |created| created.0.as_second())
+    }
+
+    /// Whether it may hold a seat: neither is it going away nor has it ended.
+    #[must_use]
+    pub fn is_present(&self) -> bool {
+        !self.deleting && !self.is_over()
+    }
+
+    /// Order in which pods take seats: the older first.
+    #[must_use]
+    pub fn seniority(&self) -> (i64, &str) {
+        (self.created_s(), &self.uid)
+    }
+
     /// Whether its containers have ended for good.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -189,12 +215,16 @@ fn label<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
 /// A label whose value must be a DNS name, if it is there at all.
 fn checked<'a>(meta: &'a ObjectMeta, key: &'static str, pod: &str) -> Result<Option<&'a str>, MalformedPod> {
     let Some(value) = label(meta, key) else { return Ok(None) };
-    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.');
-    if value.is_empty() || !value.bytes().all(plain) {
+    if !is_dns_name(value) {
         let (pod, value) = (pod.to_owned(), value.to_owned());
         return Err(MalformedPod::Label { pod, label: key, value, wanted: "a DNS name" });
     }
     Ok(Some(value))
+}
+
+fn is_dns_name(text: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.');
+    !text.is_empty() && text.bytes().all(plain)
 }
 
 fn claimed(meta: &ObjectMeta, own: &str, pod: &str) -> Result<String, MalformedPod> {

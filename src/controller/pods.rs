@@ -2,10 +2,10 @@
 //! who asks gets the present facts. Writes nothing.
 //!
 //! Invariants:
-//! - W1: a pod that cannot be read is warned of and left out; the others are kept.
+//! - W1: a pod that cannot be read is none of the pods; what is wrong with it is kept for the refit that it means.
 //! - W2: a refit is told of every pod that came to it, changed, or left it.
 
-use super::pod_facts::{PodFacts, REFIT_LABEL, shown};
+use super::pod_facts::{PodFacts, REFIT_LABEL, meant, shown};
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
@@ -42,8 +42,17 @@ struct Kept {
     pods: BTreeMap<Name, Arc<PodFacts>>,
     by_uid: BTreeMap<String, Name>,
     by_refit: BTreeMap<String, BTreeSet<Name>>,
+    malformed: BTreeMap<Name, Malformed>,
     /// Refits to be told of, each once however often it changed.
     changed: BTreeSet<String>,
+}
+
+/// A pod that cannot be read.
+#[derive(Debug, PartialEq, Eq)]
+struct Malformed {
+    /// The refit that it means, where that can be told.
+    refit: Option<String>,
+    why: String,
 }
 
 impl Pods {
@@ -82,6 +91,14 @@ impl Pods {
         let kept = self.shared.lock();
         let names = kept.by_refit.get(refit).into_iter().flatten();
         names.filter_map(|name| kept.pods.get(name).cloned()).collect()
+    }
+
+    /// What is wrong with pods that mean `refit` (namespace/name) and cannot be read, by namespace and name.
+    #[must_use]
+    pub fn malformed(&self, refit: &str) -> Vec<String> {
+        let kept = self.shared.lock();
+        let of_refit = kept.malformed.values().filter(|malformed| malformed.refit.as_deref() == Some(refit));
+        of_refit.map(|malformed| malformed.why.clone()).collect()
     }
 
     /// The pod of this UID, if it claims a refit.
@@ -136,7 +153,7 @@ async fn keep(shared: Arc<Shared>, listed: watch::Sender<usize>, api: Api<Deseri
         match event {
             Err(error) => tracing::warn!(%error, "watch of pods failed"),
             Ok(Event::Init) => seen.clear(),
-            Ok(Event::InitApply(pod)) => drop(kept.apply(pod).map(|name| seen.insert(name))),
+            Ok(Event::InitApply(pod)) => drop(seen.insert(kept.apply(pod))),
             Ok(Event::InitDone) => {
                 own.difference(&seen).for_each(|gone| kept.remove(gone));
                 own = std::mem::take(&mut seen);
@@ -144,7 +161,7 @@ async fn keep(shared: Arc<Shared>, listed: watch::Sender<usize>, api: Api<Deseri
                     listed.send_modify(|listed| *listed += 1);
                 }
             }
-            Ok(Event::Apply(pod)) => drop(kept.apply(pod).map(|name| own.insert(name))),
+            Ok(Event::Apply(pod)) => drop(own.insert(kept.apply(pod))),
             Ok(Event::Delete(pod)) => {
                 let name = name(&pod);
                 kept.remove(&name);
@@ -164,26 +181,29 @@ fn name(pod: &DeserializeGuard<Pod>) -> Name {
 }
 
 impl Kept {
-    /// Keeps the pod; its name, unless it cannot be read (W1).
-    fn apply(&mut self, pod: DeserializeGuard<Pod>) -> Option<Name> {
+    /// Keeps the pod, or what is wrong with it (W1); its name.
+    fn apply(&mut self, pod: DeserializeGuard<Pod>) -> Name {
         let name = name(&pod);
-        let facts = match pod.0 {
-            Ok(pod) => PodFacts::of(&pod).map_err(|malformed| malformed.to_string()),
+        let facts = match &pod.0 {
+            Ok(pod) => PodFacts::of(pod).map_err(|malformed| (meant(&pod.metadata), malformed.to_string())),
             Err(invalid) => {
-                Err(format!("pod {} cannot be read: {}", shown(&invalid.metadata), invalid.error))
+                let why = format!("pod {} cannot be read: {}", shown(&invalid.metadata), invalid.error);
+                Err((meant(&invalid.metadata), why))
             }
         };
         match facts {
-            Ok(facts) => {
-                self.insert(name.clone(), facts);
-                Some(name)
-            }
-            Err(error) => {
-                tracing::warn!(error, "pod left out");
-                self.remove(&name);
-                None
+            Ok(facts) => self.insert(name.clone(), facts),
+            Err((refit, why)) => {
+                let malformed = Malformed { refit, why };
+                if self.malformed.get(&name) != Some(&malformed) {
+                    tracing::warn!(error = malformed.why, "pod left out");
+                    self.remove(&name);
+                    self.changed.extend(malformed.refit.clone());
+                    self.malformed.insert(name.clone(), malformed);
+                }
             }
         }
+        name
     }
 
     fn insert(&mut self, name: Name, facts: PodFacts) {
@@ -198,6 +218,9 @@ impl Kept {
     }
 
     fn remove(&mut self, name: &Name) {
+        if let Some(malformed) = self.malformed.remove(name) {
+            self.changed.extend(malformed.refit);
+        }
         let Some(old) = self.pods.remove(name) else { return };
         self.by_uid.remove(&old.uid);
         if let Some(names) = self.by_refit.get_mut(&old.refit) {

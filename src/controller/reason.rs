@@ -102,6 +102,7 @@ reasons! {
         AsExpected: "Nothing is wrong.";
         ChangeRefused: "Rounds go on with an older generation, because the newest is not accepted.";
         RegistrationRefused: "A client's tensors do not fit its layout.";
+        AgentRefused: "A pod's agent was refused.";
         RoundFailed: "The last round was aborted.";
         ReplicasFenced: "Replicas are kept from serving.";
         AgentsLost: "Members' agents are not connected.";

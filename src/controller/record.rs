@@ -18,7 +18,7 @@ use serde_json::json;
 use std::sync::Arc;
 use weightrefit_core::id::Epoch;
 use weightrefit_core::membership::VersionFloor;
-use weightrefit_core::membership::roster::{Next, Recorded};
+use weightrefit_core::membership::roster::{Basis, Next, Recorded};
 
 /// Name of the pod of a UID, as namespace/name.
 pub type PodName = dyn Fn(&str) -> Option<String> + Send + Sync;
@@ -66,7 +66,7 @@ impl StatusRecord {
         });
         let params = PatchParams::apply(limits::FIELD_MANAGER);
         self.api.patch_status(&self.name, &params, &Patch::Merge(patch)).await.map_err(failed)?;
-        self.recorded = Some(Recorded::of(&next.membership, next.generation));
+        self.recorded = Some(Recorded::of(&next.membership, next.basis));
         Ok(())
     }
 
@@ -79,7 +79,8 @@ impl StatusRecord {
             epoch: counter(membership.epoch().0),
             digest: membership.digest().to_string(),
             version_floor: membership.floor().map(|floor| version(floor.run, floor.step)),
-            generation: counter(next.generation),
+            generation: counter(next.basis.generation),
+            resolved_digest: next.basis.resolved.to_string(),
             cause: next.cause.expect("only a new membership is recorded"),
             start_time: Time(whole_second(Timestamp::now())),
             leader: leader.unwrap_or_default(),
@@ -112,13 +113,16 @@ pub fn recorded(refit: &WeightRefit) -> Option<Recorded> {
         floor: membership
             .version_floor
             .map(|floor| VersionFloor { run: floor.run.unsigned_abs(), step: floor.step }),
-        generation: membership.generation.unsigned_abs(),
+        basis: Basis {
+            generation: membership.generation.unsigned_abs(),
+            resolved: membership.resolved_digest.parse().ok()?,
+        },
     })
 }
 
 /// A version of the protocol in a status.
 pub(super) fn version(run: u64, step: i64) -> Version {
-    Version { run: counter(run), step }
+    Version { run: counter(run), step: step.clamp(-limits::COUNTER_MAX, limits::COUNTER_MAX) }
 }
 
 /// A number of the protocol in a status.

@@ -15,7 +15,8 @@ use super::pod_facts::PodFacts;
 use super::pods::Pods;
 use super::reason::{AcceptedReason, Reason};
 use super::record::PodName;
-use super::status::{Memory, Observed, Unaccepted, status};
+use super::seats::{SeatError, seat};
+use super::status::{Memory, Observed, Unaccepted, is_trainer_done, status};
 use super::update_status::{Urgency, update_status, urgency};
 use super::validate::validate;
 use crate::api::refit::{ABORT_ANNOTATION, WeightRefit};
@@ -146,23 +147,28 @@ impl Relation {
         self.adopt(&refit).await;
         let mut again = Instant::now() + limits::CONSENT_LIFETIME;
         let generation = refit.metadata.generation.unwrap_or_default();
+        self.shared.pods.synced().await;
+        let pods = self.shared.pods.of(&self.key);
+        let is_trainer_done = is_trainer_done(&refit.spec, &pods, &self.status);
         if self.accepted.as_ref().is_none_or(|(of, _)| *of != generation) {
             self.maps.watch(named(&refit.spec));
-            let accepted = self.accept(&refit).await;
+            let accepted = self.accept(&refit, is_trainer_done).await;
             self.accepted = Some((generation, accepted));
         }
         if matches!(self.accepted, Some((_, Err(Unaccepted::Unreadable(_))))) {
             self.accepted = self.accepted.take().map(|(_, accepted)| (-1, accepted));
             again = again.min(Instant::now() + limits::RECONCILE_RETRY);
         }
-        self.shared.pods.synced().await;
-        let pods = self.shared.pods.of(&self.key);
         self.publish_bundles(&pods).await;
         let consent = self.consent(&pods).await;
         if !consent.is_empty() {
             again = again.min(Instant::now() + limits::RECONCILE_RETRY);
         }
-        self.dismiss(&pods, &consent).await;
+        if let Some(applied) = &mut self.applied {
+            applied.trainer(is_trainer_done).await;
+        }
+        let seating = seat(&refit.spec, &pods);
+        self.dismiss(&pods, &consent, &seating.errors).await;
         self.abort(&refit).await;
         let plan = match &mut self.applied {
             Some(applied) => applied.plan().await,
@@ -186,6 +192,7 @@ impl Relation {
             },
             consent: Some(&consent),
             pods: &pods,
+            malformed: &self.shared.pods.malformed(&self.key),
             view: view.as_ref(),
             plan: plan.as_ref(),
             is_settling,
@@ -218,7 +225,7 @@ impl Relation {
     }
 
     /// The steps from the object to a coordinator that runs (B1).
-    async fn accept(&mut self, refit: &Arc<WeightRefit>) -> Result<(), Unaccepted> {
+    async fn accept(&mut self, refit: &Arc<WeightRefit>, is_trainer_done: bool) -> Result<(), Unaccepted> {
         let dereferenced = match dereference(&self.shared.client, Arc::clone(refit)).await {
             Ok(dereferenced) => dereferenced,
             Err(DereferenceError::Rejected(rejection)) => return Err(Unaccepted::Rejected(rejection)),
@@ -239,8 +246,11 @@ impl Relation {
         };
         let built = build(validated);
         self.applied = Some(match self.applied.take() {
-            Some(applied) => applied.change(built).await,
-            None => Applied::start(built, &self.shared.server, self.api.clone(), pod_name(&self.shared.pods)),
+            Some(applied) => applied.change(built, is_trainer_done).await,
+            None => {
+                let (server, pods) = (&self.shared.server, pod_name(&self.shared.pods));
+                Applied::start(built, server, self.api.clone(), pods, is_trainer_done)
+            }
         });
         Ok(())
     }
@@ -263,32 +273,39 @@ impl Relation {
     /// Pods that may not take part.
     async fn consent(&self, pods: &[Arc<PodFacts>]) -> Vec<NoConsent> {
         let mut refused = Vec::new();
-        for pod in pods.iter().filter(|pod| !pod.deleting && !pod.is_over()) {
+        for pod in pods.iter().filter(|pod| pod.is_present()) {
             refused.extend(self.shared.gate.consent(pod).await.err());
         }
         refused
     }
 
-    /// Agents whose pod is gone, or whose account has lost the right, leave (B3). Where the API server does not say,
-    /// nothing changes.
-    async fn dismiss(&self, pods: &[Arc<PodFacts>], consent: &[NoConsent]) {
+    /// Agents whose pod is gone, whose account has lost the right, or whose seats an older pod holds, leave (B3). Where
+    /// the API server does not say, nothing changes.
+    async fn dismiss(&self, pods: &[Arc<PodFacts>], consent: &[NoConsent], errors: &[SeatError]) {
         let Some(applied) = &self.applied else { return };
         let agents: BTreeSet<String> =
             applied.view().borrow().agents.values().map(|agent| agent.pod_uid.clone()).collect();
         for uid in agents {
-            let pod = pods.iter().find(|pod| pod.uid == uid && !pod.deleting && !pod.is_over());
-            let why = match pod {
-                None => format!("pod of uid {uid} is gone, is being deleted, or claims another refit"),
+            let why = match pods.iter().find(|pod| pod.uid == uid && pod.is_present()) {
+                None => {
+                    let why = format!("pod of uid {uid} is gone, is being deleted, or claims another refit");
+                    Some(fault(Code::Unauthorized, why))
+                }
                 Some(pod) => {
                     let shown = pod.shown();
-                    let of_pod =
-                        |no: &&NoConsent| matches!(no, NoConsent::Refused { pod, .. } if *pod == shown);
-                    let Some(refused) = consent.iter().find(of_pod) else { continue };
-                    refused.to_string()
+                    let refused = consent
+                        .iter()
+                        .find(|no| matches!(no, NoConsent::Refused { pod, .. } if *pod == shown));
+                    let younger = errors
+                        .iter()
+                        .find(|error| matches!(error, SeatError::Duplicate { pod, .. } if *pod == shown));
+                    let refused = refused.map(|no| fault(no.code(), no.to_string()));
+                    refused.or_else(|| younger.map(|error| fault(error.code(), error.to_string())))
                 }
             };
-            tracing::info!(refit = self.key, pod = uid, why, "dismissed");
-            applied.coordinator().dismiss(uid, fault(Code::Unauthorized, why)).await;
+            let Some(why) = why else { continue };
+            tracing::info!(refit = self.key, pod = uid, why = why.message, "dismissed");
+            applied.coordinator().dismiss(uid, why).await;
         }
     }
 

@@ -1,7 +1,8 @@
 //! Which seats a pod may hold: a pure function of the refit and the pod's facts.
 //!
 //! Invariants:
-//! - S1: a seat has one pod, the older of those that claim it; a pod that is going away claims nothing.
+//! - S1: a seat has one pod, the older of those that claim it, whether it can be reached yet or not; a pod that is
+//!   going away or has ended claims nothing.
 //! - S2: a pod that is at fault is told of by name and field, and takes no seat from others.
 
 use super::pod_facts::{Owner, PodFacts, Side};
@@ -148,28 +149,59 @@ pub fn allowed(spec: &WeightRefitSpec, pod: &PodFacts) -> Result<Allowed, SeatEr
 /// Seats all pods that claim the refit. Pods that go away or are over are left out.
 #[must_use]
 pub fn seat(spec: &WeightRefitSpec, pods: &[Arc<PodFacts>]) -> Seating {
-    let mut present: Vec<&Arc<PodFacts>> =
-        pods.iter().filter(|pod| !pod.deleting && !pod.is_over()).collect();
-    present.sort_by(|a, b| (&a.created, &a.uid).cmp(&(&b.created, &b.uid)));
+    let mut present: Vec<&Arc<PodFacts>> = pods.iter().filter(|pod| pod.is_present()).collect();
+    present.sort_by(|a, b| a.seniority().cmp(&b.seniority()));
     let mut seating = Seating::default();
+    let mut claimed = BTreeMap::new();
     for pod in present {
-        if let Err(error) = seating.take(spec, pod) {
+        if let Err(error) = seating.take(spec, pod, &mut claimed) {
             seating.errors.push(error);
         }
     }
     seating
 }
 
-impl Seating {
-    fn take(&mut self, spec: &WeightRefitSpec, pod: &Arc<PodFacts>) -> Result<(), SeatError> {
-        let allowed = allowed(spec, pod)?;
-        if pod.ips.is_empty() {
-            return Err(SeatError::NoAddress { pod: pod.shown() });
+/// Whether no older pod claims a seat of this one, as [`seat`] would find.
+///
+/// # Errors
+/// The seat, and the pod that holds it.
+pub fn check_rivals(spec: &WeightRefitSpec, pod: &PodFacts, pods: &[Arc<PodFacts>]) -> Result<(), SeatError> {
+    let Allowed::Exactly(seats) = allowed(spec, pod)? else { return Ok(()) };
+    // Of thousands of pods hardly two have one ordinal, and where there are none a pod shares all seats or none.
+    let ordinal = |pod: &PodFacts| place(pod).ok().map(|place| place.ordinal);
+    let own = ordinal(pod).filter(|_| ranks_type(spec, pod) == Some(RanksType::StatefulSet));
+    let is_rival = |other: &&Arc<PodFacts>| {
+        let is_older = other.side == pod.side && other.seniority() < pod.seniority();
+        is_older && other.is_present() && own.is_none_or(|own| ordinal(other) == Some(own))
+    };
+    for other in pods.iter().filter(is_rival) {
+        let Ok(Allowed::Exactly(held)) = allowed(spec, other) else { continue };
+        if let Some(seat) = seats.iter().find(|seat| held.contains(seat)) {
+            let (pod, seat, holder) = (pod.shown(), seat.clone(), other.shown());
+            return Err(SeatError::Duplicate { pod, seat, holder });
         }
-        let Allowed::Exactly(seats) = allowed else { return Ok(()) };
-        if let Some((seat, holder)) = seats.iter().find_map(|seat| Some((seat, self.holders.get(seat)?))) {
+    }
+    Ok(())
+}
+
+impl Seating {
+    fn take(
+        &mut self,
+        spec: &WeightRefitSpec,
+        pod: &Arc<PodFacts>,
+        claimed: &mut BTreeMap<Seat, Arc<PodFacts>>,
+    ) -> Result<(), SeatError> {
+        let seats = match allowed(spec, pod)? {
+            Allowed::Exactly(seats) => seats,
+            Allowed::Announced(_) => Vec::new(),
+        };
+        if let Some((seat, holder)) = seats.iter().find_map(|seat| Some((seat, claimed.get(seat)?))) {
             let (pod, seat, holder) = (pod.shown(), seat.clone(), holder.shown());
             return Err(SeatError::Duplicate { pod, seat, holder });
+        }
+        claimed.extend(seats.iter().map(|seat| (seat.clone(), Arc::clone(pod))));
+        if pod.ips.is_empty() {
+            return Err(SeatError::NoAddress { pod: pod.shown() });
         }
         self.holders.extend(seats.into_iter().map(|seat| (seat, Arc::clone(pod))));
         Ok(())
@@ -224,6 +256,15 @@ impl Bounds {
             self.pool.as_ref().map_or("training".to_owned(), |pool| format!("inference/{pool}/REPLICA"));
         let per_pod = self.per_pod.map_or("any number".to_owned(), |per_pod| per_pod.to_string());
         format!("{per_pod} of the ranks 0 to {} of {side}", self.ranks.saturating_sub(1))
+    }
+}
+
+fn ranks_type(spec: &WeightRefitSpec, pod: &PodFacts) -> Option<RanksType> {
+    match pod.side {
+        Side::Training => Some(spec.training.ranks.kind),
+        Side::Inference => {
+            spec.inference.pools.iter().find(|pool| pool.name == pod.pool).map(|pool| pool.ranks.kind)
+        }
     }
 }
 
@@ -507,6 +548,10 @@ mod tests {
         assert_eq!(seats(&[&young, &old]), (String::new(), String::new()));
         (young.phase, young.ips) = (PodPhase::Pending, vec![]);
         assert_eq!(seats(&[&young]).1, "pod rl/other-0 has no status.podIPs yet");
+        (old.deleting, old.ips, young.ips) = (false, vec![], old.ips.clone());
+        let (holders, errors) = seats(&[&young, &old]);
+        assert_eq!(holders, "", "the older one need not be reached to hold its seat");
+        assert!(errors.starts_with("pod rl/trainer-0 has no") && errors.contains("older pod rl/trainer-0"));
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub struct Observed<'a> {
     pub consent: Option<&'a [NoConsent]>,
     /// Pods that claim the refit.
     pub pods: &'a [Arc<PodFacts>],
+    /// What is wrong with pods that mean the refit and cannot be read.
+    pub malformed: &'a [String],
     /// What its coordinator knows; `None` while it has none.
     pub view: Option<&'a View>,
     /// What the members' plan moves.
@@ -79,10 +81,16 @@ pub struct Memory {
     pub earlier: Option<Version>,
 }
 
+/// Whether the trainer has ended well, so that memberships go without it.
+#[must_use]
+pub fn is_trainer_done(spec: &WeightRefitSpec, pods: &[Arc<PodFacts>], previous: &WeightRefitStatus) -> bool {
+    known::is_trainer_done(spec, pods, previous)
+}
+
 /// The status, and when to ask again if nothing else happens.
 #[must_use]
 pub fn status(observed: &Observed<'_>, memory: &mut Memory) -> (WeightRefitStatus, Option<Timestamp>) {
-    let known = Known::of(observed.spec, observed.pods, observed.view);
+    let known = Known::of(observed);
     let previous = observed.previous;
     let is_frozen = observed.is_settling || observed.view.is_some_and(is_round_open);
     let replicas = observed.view.map(fleet::replicas).unwrap_or_default();

@@ -8,6 +8,15 @@ use weightrefit_core::code::Code;
 use weightrefit_core::membership::Seat;
 use weightrefit_proto::v1;
 
+/// A pod that may hold what its agent announces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admitted {
+    /// Its name, for messages.
+    pub pod: String,
+    /// When it was created, in seconds: the older of two pods holds a seat.
+    pub created_s: i64,
+}
+
 /// The coordinator's only source of trust in pods (C2).
 pub trait Gate: Send + Sync + 'static {
     /// Whether the bearer of `token` is the pod `pod_uid`.
@@ -25,7 +34,10 @@ pub trait Gate: Send + Sync + 'static {
         refit: &str,
         pod_uid: &str,
         seats: &[Seat],
-    ) -> impl Future<Output = Result<(), v1::Fault>> + Send;
+    ) -> impl Future<Output = Result<Admitted, v1::Fault>> + Send;
+
+    /// The refit (namespace/name) that the pod belongs to, whatever its agent announces; `None` where only agents say.
+    fn refit_of(&self, pod_uid: &str) -> Option<String>;
 }
 
 /// Without Kubernetes whoever holds a pod's one-time token is that pod, and was started as what it claims.
@@ -37,7 +49,11 @@ impl Gate for Arc<Tokens> {
         Err(fault(Code::Unauthenticated, format!("token is not the unused one of pod {pod_uid}")))
     }
 
-    async fn admit(&self, _: &str, _: &str, _: &[Seat]) -> Result<(), v1::Fault> {
-        Ok(())
+    async fn admit(&self, _: &str, pod_uid: &str, _: &[Seat]) -> Result<Admitted, v1::Fault> {
+        Ok(Admitted { pod: pod_uid.to_owned(), created_s: 0 })
+    }
+
+    fn refit_of(&self, _: &str) -> Option<String> {
+        None
     }
 }

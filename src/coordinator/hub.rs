@@ -1,10 +1,13 @@
 //! The one task that owns the roster: streams feed it, it records epochs and sends them out.
 
+use super::heard::{Heard, heard};
 use super::record::EpochRecord;
+use super::refusals::{At, Refusals};
 use super::server::Desk;
 use super::wire;
 use crate::limits;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -45,6 +48,17 @@ pub struct View {
     pub last_round: Option<Arc<EndedRound>>,
     /// The aborted round that ended last.
     pub last_failed_round: Option<Arc<EndedRound>>,
+    /// Why pods' agents were refused last, by UID; gone once one of the pod is taken in.
+    pub refused: BTreeMap<String, Refused>,
+}
+
+/// An agent's message or claim was refused.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refused {
+    /// What the agent was told.
+    pub fault: v1::Fault,
+    /// When.
+    pub at: SystemTime,
 }
 
 /// A round, as its leader reported it.
@@ -116,12 +130,16 @@ pub(super) enum Input {
         joining: Joining,
         agent_version: String,
         instructions: Instructions,
-        answer: oneshot::Sender<Result<(), v1::Fault>>,
+        answer: oneshot::Sender<Result<Present, v1::Fault>>,
     },
     /// And what happens there.
     Heard { session: u64, message: v1::agent_message::Kind },
+    /// Its message was not understood.
+    Misunderstood { session: u64, fault: v1::Fault },
     /// It ended.
     Left { session: u64 },
+    /// An agent of the pod was not let in.
+    Refused { pod_uid: String, fault: v1::Fault },
     /// From the owner of the coordinator, to all agents.
     Tell(Kind),
     /// The resource has changed.
@@ -129,6 +147,9 @@ pub(super) enum Input {
     /// A pod may take part no more.
     Dismiss { pod_uid: String, fault: v1::Fault },
 }
+
+/// Ends when the hub has let go of a stream.
+pub(super) type Present = oneshot::Receiver<Infallible>;
 
 pub(super) type Instructions = mpsc::Sender<Result<v1::Instruction, tonic::Status>>;
 
@@ -144,10 +165,12 @@ impl Coordinator {
             agents: BTreeMap::new(),
             last_round: None,
             last_failed_round: None,
+            refused: BTreeMap::new(),
         };
+        let refusals = desk.refusals();
         let (publish, view) = watch::channel(first);
         let (sessions, start) = (BTreeMap::new(), Instant::now());
-        let hub = Hub { roster, record, resolved, sessions, publish, start, retry_ms: None };
+        let hub = Hub { roster, record, resolved, sessions, publish, refusals, start, retry_ms: None };
         let task = tokio::spawn(hub.run(queue)).abort_handle();
         Self { refit, view, inputs, desk, task }
     }
@@ -198,6 +221,8 @@ impl Drop for Coordinator {
 struct Session {
     incarnation: Incarnation,
     instructions: Instructions,
+    /// Dropped with the session, which ends its stream.
+    _present: oneshot::Sender<Infallible>,
 }
 
 struct Hub<R> {
@@ -206,6 +231,7 @@ struct Hub<R> {
     resolved: Vec<u8>,
     sessions: BTreeMap<u64, Session>,
     publish: watch::Sender<View>,
+    refusals: Refusals,
     start: Instant,
     /// When to try again to record an epoch.
     retry_ms: Option<u64>,
@@ -244,7 +270,9 @@ impl<R: EpochRecord> Hub<R> {
                 let _ = answer.send(joined);
             }
             Input::Heard { session, message } => self.heard(session, message),
+            Input::Misunderstood { session, fault } => self.refuse(session, fault),
             Input::Left { session } => self.leave(session),
+            Input::Refused { pod_uid, fault } => self.note(pod_uid, fault),
             Input::Tell(kind) => {
                 let sessions: Vec<u64> = self.sessions.keys().copied().collect();
                 sessions.into_iter().for_each(|session| self.instruct(session, kind.clone()));
@@ -264,10 +292,39 @@ impl<R: EpochRecord> Hub<R> {
         };
         let gone: Vec<u64> =
             self.sessions.iter().filter(|(_, session)| of_pod(session)).map(|(id, _)| *id).collect();
-        for session in gone {
-            self.instruct(session, Kind::Refused(fault.clone()));
-            self.leave(session);
+        gone.into_iter().for_each(|session| self.dismiss_one(session, fault.clone()));
+    }
+
+    /// The session ends after `fault` was said.
+    fn dismiss_one(&mut self, session: u64, fault: v1::Fault) {
+        self.instruct(session, Kind::Refused(fault));
+        self.leave(session);
+    }
+
+    /// What an agent said is wrong (C3).
+    fn refuse(&mut self, session: u64, fault: v1::Fault) {
+        let Some(incarnation) = self.sessions.get(&session).map(|session| session.incarnation) else {
+            return;
+        };
+        self.refusals.count(At::Stream, &fault);
+        if let Some(agent) = self.roster.agents().get(&incarnation) {
+            tracing::warn!(pod = agent.pod, code = fault.code, message = fault.message, "agent refused");
+            self.note(agent.pod_uid.clone(), fault.clone());
         }
+        self.dismiss_one(session, fault);
+    }
+
+    /// Keeps it for whoever looks; of more pods than are kept the oldest is forgotten.
+    fn note(&self, pod_uid: String, fault: v1::Fault) {
+        self.publish.send_modify(|view| {
+            view.refused.insert(pod_uid, Refused { fault, at: SystemTime::now() });
+            if view.refused.len() > limits::REFUSED_PODS_MAX
+                && let Some(oldest) = view.refused.iter().min_by_key(|(_, refused)| refused.at)
+            {
+                let oldest = oldest.0.clone();
+                view.refused.remove(&oldest);
+            }
+        });
     }
 
     fn join(
@@ -276,7 +333,7 @@ impl<R: EpochRecord> Hub<R> {
         joining: Joining,
         version: String,
         instructions: Instructions,
-    ) -> Result<(), v1::Fault> {
+    ) -> Result<Present, v1::Fault> {
         if self.sessions.len() >= limits::AGENTS_MAX {
             return Err(wire::fault(
                 Code::Busy,
@@ -285,17 +342,19 @@ impl<R: EpochRecord> Hub<R> {
         }
         let incarnation = joining.incarnation;
         let (pod_uid, seats) = (joining.pod_uid.clone(), joining.seats.clone());
-        self.roster
+        let replaced = self
+            .roster
             .join(self.now_ms(), joining)
             .map_err(|error| wire::fault(error.code(), error.to_string()))?;
-        // A process that the new one replaces, or an older stream of this one, has nothing more to say.
-        let roster = &self.roster;
-        self.sessions.retain(|_, old| {
-            old.incarnation != incarnation && roster.agents().contains_key(&old.incarnation)
-        });
-        self.sessions.insert(session, Session { incarnation, instructions });
+        self.publish.send_modify(|view| drop(view.refused.remove(&pod_uid)));
+        for (gone, why) in replaced {
+            self.replace(gone, &wire::fault(why.code(), why.to_string()));
+        }
+        // An older stream of the same process has nothing more to say.
+        self.sessions.retain(|_, old| old.incarnation != incarnation);
+        let (kept, present) = oneshot::channel();
+        self.sessions.insert(session, Session { incarnation, instructions, _present: kept });
         self.publish.send_modify(|view| {
-            view.agents.retain(|other, _| roster.agents().contains_key(other));
             let agent = AgentView { pod_uid, version, seats, ..AgentView::default() };
             view.agents.insert(incarnation, agent);
         });
@@ -304,50 +363,53 @@ impl<R: EpochRecord> Hub<R> {
         {
             self.configure(session, &current);
         }
-        Ok(())
+        Ok(present)
+    }
+
+    /// Another agent has the seats of this one.
+    fn replace(&mut self, gone: Incarnation, fault: &v1::Fault) {
+        let pod_uid = self.publish.borrow().agents.get(&gone).map(|agent| agent.pod_uid.clone());
+        if let Some(pod_uid) = pod_uid {
+            self.note(pod_uid, fault.clone());
+        }
+        let session = self.sessions.iter().find(|(_, session)| session.incarnation == gone);
+        if let Some(session) = session.map(|(id, _)| *id) {
+            self.dismiss_one(session, fault.clone());
+        }
     }
 
     fn heard(&mut self, session: u64, message: v1::agent_message::Kind) {
-        use v1::agent_message::Kind as Message;
         let Some(incarnation) = self.sessions.get(&session).map(|session| session.incarnation) else {
             return;
         };
-        match &message {
-            Message::State(state) => {
-                self.roster.hear(Epoch(state.epoch_seen), state.version_seen.map(wire::version_floor));
-            }
-            // It belongs to another resource, of the same name perhaps, and can only begin anew.
-            Message::Accepted(v1::Accepted { refused: Some(fault), .. })
-                if fault.code == Code::Unauthorized.name() =>
-            {
-                self.instruct(session, Kind::Drain(v1::Drain {}));
-            }
-            Message::Joining(_) | Message::Accepted(_) | Message::RoundEnded(_) => {}
+        let heard = match heard(&mut self.roster, incarnation, message) {
+            Ok(Some(heard)) => heard,
+            Ok(None) => return,
+            Err(fault) => return self.refuse(session, fault),
+        };
+        // It belongs to another resource, of the same name perhaps, and can only begin anew.
+        if matches!(&heard, Heard::Refused(fault) if fault.code == Code::Unauthorized.name()) {
+            self.instruct(session, Kind::Drain(v1::Drain {}));
         }
         self.publish.send_modify(|view| {
             let Some(agent) = view.agents.get_mut(&incarnation) else { return };
-            match message {
-                Message::State(state) => agent.state = state,
-                Message::Accepted(accepted) if accepted.refused.is_some() => {
-                    tracing::warn!(pod = agent.pod_uid, fault = ?accepted.refused, "membership refused");
-                    agent.refused = accepted.refused;
+            match heard {
+                Heard::State(state) => agent.state = state,
+                Heard::Refused(fault) => {
+                    tracing::warn!(pod = agent.pod_uid, ?fault, "membership refused");
+                    agent.refused = Some(fault);
                 }
-                Message::Accepted(accepted) => {
-                    agent.accepted = Some(Epoch(accepted.epoch));
-                    agent.plan_digest = Some(accepted.plan_digest);
+                Heard::Accepted { epoch, plan_digest } => {
+                    (agent.accepted, agent.plan_digest) = (Some(epoch), Some(plan_digest));
                     agent.refused = None;
                 }
-                Message::RoundEnded(round) => match serde_json::from_str::<RoundReport>(&round.json) {
-                    Ok(report) => {
-                        let ended = Arc::new(EndedRound { report, heard: SystemTime::now() });
-                        if ended.report.outcome == RoundOutcome::Aborted {
-                            view.last_failed_round = Some(Arc::clone(&ended));
-                        }
-                        view.last_round = Some(ended);
+                Heard::Round(report) => {
+                    let ended = Arc::new(EndedRound { report: *report, heard: SystemTime::now() });
+                    if ended.report.outcome == RoundOutcome::Aborted {
+                        view.last_failed_round = Some(Arc::clone(&ended));
                     }
-                    Err(error) => tracing::warn!(pod = agent.pod_uid, %error, "no report of a round"),
-                },
-                Message::Joining(_) => tracing::warn!(pod = agent.pod_uid, "joined twice on one stream"),
+                    view.last_round = Some(ended);
+                }
             }
         });
     }
@@ -374,14 +436,18 @@ impl<R: EpochRecord> Hub<R> {
         if let Some(cause) = next.cause {
             if let Err(error) = self.record.record(&next).await {
                 // What somebody else wrote meanwhile counts as heard of (R2).
-                if let Some(recorded) = self.record.recorded() {
-                    self.roster.hear(recorded.epoch, recorded.floor);
+                if let Some(recorded) = self.record.recorded()
+                    && let Err(error) = self.roster.hear(recorded.epoch, recorded.floor)
+                {
+                    tracing::error!(%error, "the record is out of all proportion");
                 }
                 self.retry_ms = Some(self.now_ms().saturating_add(limits::RECORD_RETRY_MS));
                 return tracing::error!(%error, "no new epoch");
             }
             let epoch = membership.epoch();
             tracing::info!(%epoch, ?cause, members = membership.members().len(), "new epoch");
+        } else {
+            tracing::info!(epoch = %membership.epoch(), members = membership.members().len(), "epoch goes on");
         }
         self.roster.enact(Arc::clone(&membership));
         self.publish.send_modify(|view| {

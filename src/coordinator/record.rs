@@ -30,7 +30,7 @@ impl EpochRecord for InMemory {
     }
 
     async fn record(&mut self, next: &Next) -> Result<(), RecordError> {
-        self.0 = Some(Recorded::of(&next.membership, next.generation));
+        self.0 = Some(Recorded::of(&next.membership, next.basis));
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use super::gate::Gate;
 use super::hub::{Coordinator, Input, Settings};
 use super::record::EpochRecord;
+use super::refusals::Refusals;
 use super::service::Service;
 use super::tls::{self, Tls, TlsError};
 use crate::identity::Authority;
@@ -16,8 +17,11 @@ use tokio::task::AbortHandle;
 use tokio_stream::wrappers::ReceiverStream;
 
 /// Refits that have a coordinator here, by namespace/name.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Desk(Arc<Mutex<BTreeMap<String, mpsc::Sender<Input>>>>);
+#[derive(Debug, Clone)]
+pub(super) struct Desk {
+    open: Arc<Mutex<BTreeMap<String, mpsc::Sender<Input>>>>,
+    refusals: Refusals,
+}
 
 impl Desk {
     /// Where to send what agents of this refit say.
@@ -37,8 +41,12 @@ impl Desk {
         }
     }
 
+    pub(super) fn refusals(&self) -> Refusals {
+        self.refusals.clone()
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, mpsc::Sender<Input>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner) // a map of senders is whole after any panic
+        self.open.lock().unwrap_or_else(PoisonError::into_inner) // a map of senders is whole after any panic
     }
 }
 
@@ -51,7 +59,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves on `listener`.
+    /// Serves on `listener`, and counts whom it refuses.
     ///
     /// # Errors
     /// TLS cannot be set up.
@@ -59,15 +67,17 @@ impl Server {
         listener: TcpListener,
         authority: Arc<Authority>,
         gate: impl Gate,
+        refusals: Refusals,
     ) -> Result<Self, TlsError> {
-        let tls = Tls::new(&authority)?;
+        let tls = Tls::new(&authority, refusals.clone())?;
         let address = listener.local_addr().unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
-        let desk = Desk::default();
+        let desk = Desk { open: Arc::default(), refusals };
         let service = Service::new(authority, gate, desk.clone());
         let (accepted, connections) = mpsc::channel(limits::HANDSHAKES_MAX);
         let server = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
+            .max_concurrent_streams(limits::CALLS_PER_CONNECTION_MAX)
             .serve_with_incoming(service.into_server(), ReceiverStream::new(connections));
         let tasks = [
             tokio::spawn(tls::accept(listener, tls, accepted)).abort_handle(),

@@ -1,7 +1,8 @@
 //! The gRPC service: Enrol by token, Join by certificate.
 
-use super::gate::Gate;
-use super::hub::{Input, Instructions};
+use super::gate::{Admitted, Gate};
+use super::hub::{Input, Instructions, Present};
+use super::refusals::At;
 use super::server::Desk;
 use super::tls::Peer;
 use super::wire;
@@ -37,6 +38,19 @@ impl<G: Gate> Service<G> {
     }
 }
 
+impl<G: Gate> Service<G> {
+    fn not_enrolled(&self, pod: &str, code: tonic::Code, fault: &v1::Fault) -> Status {
+        self.desk.refusals().count(At::Enrol, fault);
+        tracing::warn!(
+            pod = wire::shown(pod),
+            code = fault.code,
+            message = fault.message,
+            "enrolment refused"
+        );
+        wire::status(code, fault)
+    }
+}
+
 #[tonic::async_trait]
 impl<G: Gate> Coordinator for Service<G> {
     async fn enrol(&self, request: Request<v1::EnrolRequest>) -> Result<Response<v1::EnrolResponse>, Status> {
@@ -44,19 +58,20 @@ impl<G: Gate> Coordinator for Service<G> {
         // Signing first: a request that cannot be signed does not cost the pod its token.
         let chain = self.authority.sign(&csr_der, &pod_uid).map_err(|error| match error {
             IdentityError::Request { .. } | IdentityError::PodUid(_) => {
-                Status::invalid_argument(error.to_string())
+                let fault = wire::fault(Code::Unsupported, error.to_string());
+                self.not_enrolled(&pod_uid, tonic::Code::InvalidArgument, &fault)
             }
             IdentityError::NoPod | IdentityError::Kept(_) | IdentityError::Signing(_) => {
                 Status::internal(error.to_string())
             }
         })?;
         self.gate.enrol(&pod_uid, &token).await.map_err(|fault| {
-            tracing::warn!(pod = pod_uid, code = fault.code, message = fault.message, "enrolment refused");
             // What may be asked again must not end the agent.
-            match fault.code == Code::Busy.name() {
-                true => Status::unavailable(fault.message),
-                false => Status::unauthenticated(fault.message),
-            }
+            let code = match fault.code == Code::Busy.name() {
+                true => tonic::Code::Unavailable,
+                false => tonic::Code::Unauthenticated,
+            };
+            self.not_enrolled(&pod_uid, code, &fault)
         })?;
         Ok(Response::new(v1::EnrolResponse {
             certificate_chain_der: chain.into_iter().map(|certificate| certificate.to_vec()).collect(),
@@ -72,7 +87,10 @@ impl<G: Gate> Coordinator for Service<G> {
     ) -> Result<Response<Self::JoinStream>, Status> {
         let peer = request.extensions().get::<Peer>();
         let Some(Peer { pod: Some(pod), key: Some(key) }) = peer.cloned() else {
-            return Err(Status::unauthenticated("no certificate of this coordinator's authority was shown"));
+            let text = "no certificate of this coordinator's authority was shown";
+            let fault = wire::fault(Code::Unauthenticated, text);
+            self.desk.refusals().count(At::Join, &fault);
+            return Err(wire::status(tonic::Code::Unauthenticated, &fault));
         };
         let (instructions, outgoing) = mpsc::channel(limits::INSTRUCTIONS_MAX);
         let stream = Stream {
@@ -107,29 +125,36 @@ impl<G: Gate> Stream<G> {
         key: Sha256,
         mut messages: Streaming<v1::AgentMessage>,
     ) -> Result<(), Status> {
-        let first = tokio::time::timeout(limits::JOIN_TIMEOUT, messages.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("no joining message"))??;
-        let Some(v1::AgentMessage { kind: Some(Kind::Joining(joining)) }) = first else {
-            return Err(Status::invalid_argument("first message is not `joining`"));
+        let joining = match first(&mut messages).await {
+            Ok(joining) => joining?,
+            Err(fault) => return self.refuse(pod, None, fault).await,
         };
-        let session = self.session;
-        let hub = match self.join(pod, key, joining).await {
-            Ok(hub) => hub?,
-            Err(fault) => {
-                tracing::warn!(pod, code = fault.code, message = fault.message, "join refused");
-                let refused = v1::Instruction { kind: Some(instruction::Kind::Refused(fault)) };
-                // The agent that is gone needs no answer.
-                let _ = self.instructions.send(Ok(refused)).await;
-                return Ok(());
-            }
+        let (session, refit) = (self.session, joining.refit.clone());
+        let (hub, present) = match self.join(pod, key, joining).await {
+            Ok(taken) => taken?,
+            Err(fault) => return self.refuse(pod, Some(refit), fault).await,
         };
         // From here on only the hub holds the agent's queue: when it lets go, the stream ends.
-        let held = self.instructions.downgrade();
         drop(self);
-        let ended = relay(session, &hub, &held, messages).await;
+        let ended = relay(session, &hub, present, messages).await;
         // The hub ends only with the coordinator.
         let _ = hub.send(Input::Left { session }).await;
         ended
+    }
+
+    /// Tells the agent, and whoever looks at the refit that its pod belongs to.
+    async fn refuse(&self, pod: &str, refit: Option<String>, fault: v1::Fault) -> Result<(), Status> {
+        self.desk.refusals().count(At::Join, &fault);
+        tracing::warn!(pod, code = fault.code, message = fault.message, "join refused");
+        let refit = self.gate.refit_of(pod).or(refit);
+        if let Some(hub) = refit.and_then(|refit| self.desk.find(&refit)) {
+            // One of many may be lost where the hub has too much to do.
+            let _ = hub.try_send(Input::Refused { pod_uid: pod.to_owned(), fault: fault.clone() });
+        }
+        let refused = v1::Instruction { kind: Some(instruction::Kind::Refused(fault)) };
+        // The agent that is gone needs no answer.
+        let _ = self.instructions.send(Ok(refused)).await;
+        Ok(())
     }
 
     /// The hub of the refit that took the agent in; the outer error is for the agent.
@@ -138,15 +163,16 @@ impl<G: Gate> Stream<G> {
         pod: &str,
         key: Sha256,
         joining: v1::Joining,
-    ) -> Result<Result<mpsc::Sender<Input>, Status>, v1::Fault> {
+    ) -> Result<Result<(mpsc::Sender<Input>, Present), Status>, v1::Fault> {
         let (refit, agent_version) = (joining.refit.clone(), joining.agent_version.clone());
-        let joining = wire::joining(pod, key, joining)?;
+        let mut joining = wire::joining(pod, key, joining)?;
         let hub = self.desk.find(&refit).ok_or_else(|| {
             let text =
                 format!("pod {pod} claims refit {}, which has no coordinator here", wire::shown(&refit));
             wire::fault(Code::NotConfigured, text)
         })?;
-        self.gate.admit(&refit, pod, &joining.seats).await?;
+        let Admitted { pod: name, created_s } = self.gate.admit(&refit, pod, &joining.seats).await?;
+        (joining.pod, joining.created_s) = (name, created_s);
         let (answer, answered) = oneshot::channel();
         let (session, instructions) = (self.session, self.instructions.clone());
         let agent_version = wire::shown(&agent_version);
@@ -155,9 +181,27 @@ impl<G: Gate> Stream<G> {
             return stopping();
         }
         match answered.await {
-            Ok(joined) => joined.map(|()| Ok(hub)),
+            Ok(joined) => joined.map(|present| Ok((hub, present))),
             Err(_) => stopping(),
         }
+    }
+}
+
+/// The claim that opens a stream. The outer error is for the agent.
+async fn first(messages: &mut Streaming<v1::AgentMessage>) -> Result<Result<v1::Joining, Status>, v1::Fault> {
+    let message = tokio::time::timeout(limits::JOIN_TIMEOUT, messages.message()).await;
+    let message = message.map_err(|_| {
+        let text = format!("no message within {} s of opening a stream", limits::JOIN_TIMEOUT.as_secs());
+        wire::fault(Code::Unsupported, text)
+    })?;
+    match message {
+        Ok(Some(v1::AgentMessage { kind: Some(Kind::Joining(joining)) })) => Ok(Ok(joining)),
+        Ok(Some(_)) => Err(wire::fault(Code::Unsupported, "first message is not `joining`")),
+        Ok(None) => Ok(Err(Status::cancelled("stream ended before its first message"))),
+        Err(status) => match wire::misunderstood(&status) {
+            Some(fault) => Err(fault),
+            None => Ok(Err(status)),
+        },
     }
 }
 
@@ -165,18 +209,27 @@ impl<G: Gate> Stream<G> {
 async fn relay(
     session: u64,
     hub: &mpsc::Sender<Input>,
-    held: &mpsc::WeakSender<Result<v1::Instruction, Status>>,
+    mut present: Present,
     mut messages: Streaming<v1::AgentMessage>,
 ) -> Result<(), Status> {
     loop {
-        let message = messages.message().await?;
-        let Some(v1::AgentMessage { kind }) = message else { return Ok(()) };
-        if held.strong_count() == 0 {
+        let message = tokio::select! {
+            message = messages.message() => message,
+            _ = &mut present => return Ok(()),
+        };
+        let input = match message {
+            Ok(Some(v1::AgentMessage { kind: Some(message) })) => Input::Heard { session, message },
+            Ok(Some(v1::AgentMessage { kind: None })) => continue,
+            Ok(None) => return Ok(()),
+            Err(status) => match wire::misunderstood(&status) {
+                Some(fault) => Input::Misunderstood { session, fault },
+                None => return Err(status),
+            },
+        };
+        let is_last = matches!(input, Input::Misunderstood { .. });
+        hub.send(input).await.map_err(|_| Status::unavailable("stopping"))?;
+        if is_last {
             return Ok(());
-        }
-        if let Some(message) = kind {
-            let input = Input::Heard { session, message };
-            hub.send(input).await.map_err(|_| Status::unavailable("stopping"))?;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Agents over real connections, as far as the coordinator can tell.
 
-use super::{Coordinator, InMemory, Server, Settings};
+use super::{Coordinator, InMemory, Refusals, Server, Settings};
 use crate::identity::{Authority, SERVER_NAME, Tokens};
 use hyper_util::rt::TokioIo;
 use rcgen::{CertificateParams, KeyPair};
@@ -15,8 +15,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 use weightrefit_core::code::Code as CoreCode;
-use weightrefit_core::id::Rank;
-use weightrefit_core::membership::roster::{Cause, PoolSpec, Spec, Standing};
+use weightrefit_core::id::{Rank, Sha256};
+use weightrefit_core::membership::roster::{Basis, Cause, PoolSpec, Spec, Standing};
 use weightrefit_core::membership::{Membership, Seat};
 use weightrefit_proto::v1;
 use weightrefit_proto::v1::agent_message::Kind;
@@ -30,9 +30,13 @@ struct World {
     coordinator: Coordinator,
 }
 
+fn basis(generation: u64) -> Basis {
+    Basis { generation, resolved: Sha256([0; 32]) }
+}
+
 fn settings(refit: &str) -> Settings {
     let pools = vec![PoolSpec { name: "default".into(), ranks_per_replica: 1, min_replicas: 1 }];
-    let spec = Spec { generation: 1, training_ranks: 1, pools };
+    let spec = Spec { basis: basis(1), training_ranks: 1, pools };
     Settings { refit: refit.into(), refit_uid: format!("uid of {refit}"), spec, resolved: b"{}".to_vec() }
 }
 
@@ -41,7 +45,9 @@ impl World {
         let authority = Arc::new(Authority::generate().unwrap());
         let tokens = Arc::new(Tokens::default());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = Server::start(listener, Arc::clone(&authority), Arc::clone(&tokens)).unwrap();
+        let server =
+            Server::start(listener, Arc::clone(&authority), Arc::clone(&tokens), Refusals::default())
+                .unwrap();
         let coordinator = server.coordinate(settings("rl/tiny"), InMemory::default());
         Self { authority, tokens, server, coordinator }
     }
@@ -125,6 +131,10 @@ impl Agent {
         let instructions = self.client().await.join(ReceiverStream::new(outgoing)).await?.into_inner();
         self.stream = Some((messages, instructions));
         Ok(())
+    }
+
+    async fn say(&self, kind: Kind) {
+        self.stream.as_ref().unwrap().0.send(v1::AgentMessage { kind: Some(kind) }).await.unwrap();
     }
 
     async fn instruction(&mut self) -> Option<instruction::Kind> {
@@ -213,6 +223,7 @@ async fn a_token_enrols_one_pod_once() {
 async fn an_agent_speaks_for_its_own_pod_and_free_seats_only() {
     let world = World::new().await;
     let _holder = world.agent("trainer-0", 1, training(0)).await;
+    // Of pods of one age the lesser UID counts as older.
     let mut second = world.agent("trainer-1", 2, training(0)).await;
     assert_eq!(second.refusal().await, "DuplicateRank");
     let mut outside = world.agent("trainer-2", 3, training(7)).await;
@@ -267,7 +278,7 @@ async fn a_changed_resource_makes_a_new_epoch_with_what_it_resolves_to() {
     let mut trainer = world.agent("trainer-0", 1, training(0)).await;
     let _engine = world.agent("engine-0", 2, inference("a")).await;
     assert_eq!(trainer.membership().await.epoch().0, 1);
-    let spec = Spec { generation: 2, ..settings("rl/tiny").spec };
+    let spec = Spec { basis: basis(2), ..settings("rl/tiny").spec };
     world.coordinator.respec(spec, b"{\"changed\":true}".to_vec()).await;
     match trainer.instruction().await {
         Some(instruction::Kind::Configure(configure)) => {
@@ -275,4 +286,61 @@ async fn a_changed_resource_makes_a_new_epoch_with_what_it_resolves_to() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn only_a_member_accepts_its_membership_and_only_the_leader_reports() {
+    let world = World::new().await;
+    let mut trainer = world.agent("trainer-0", 1, training(0)).await;
+    let mut engine = world.agent("engine-0", 2, inference("a")).await;
+    let membership = trainer.membership().await;
+    assert_eq!(engine.membership().await, membership);
+    let accepted = |change: &dyn Fn(&mut v1::Accepted)| {
+        let (membership_digest, plan_digest) = (membership.digest().to_string(), Sha256([5; 32]).to_string());
+        let mut accepted = v1::Accepted { epoch: 1, membership_digest, plan_digest, refused: None };
+        change(&mut accepted);
+        Kind::Accepted(accepted)
+    };
+    let report = |epoch: u64, run: u64| {
+        let json = format!(
+            r#"{{"id": 1, "epoch": {epoch}, "version": {{"run": {run}, "step": 3}}, "outcome": "Committed", "reason": null,
+                "member": null, "phaseMilliseconds": {{}}, "bytes": {{"sent": 0, "received": 0, "skipped": 0}}, "replicas": []}}"#
+        );
+        Kind::RoundEnded(v1::RoundEnded { json })
+    };
+    let (late, future) = (accepted(&|a| a.epoch = 0), accepted(&|a| a.epoch = 2));
+    let rows = [
+        ("a future epoch", future, "StaleEpoch"),
+        ("another membership", accepted(&|a| a.membership_digest = "?".into()), "StaleEpoch"),
+        ("no plan", accepted(&|a| a.plan_digest = "x".repeat(500)), "Unsupported"),
+        ("an engine's report", report(1, 0), "Unauthorized"),
+    ];
+    let mut view = world.coordinator.view();
+    for (what, lie, want) in rows {
+        engine.say(lie).await;
+        assert_eq!(engine.refusal().await, want, "{what}");
+        view.wait_for(|view| view.refused.get("engine-0").is_some_and(|refused| refused.fault.code == want))
+            .await
+            .unwrap();
+        engine.join(2, inference("a")).await.unwrap();
+        assert_eq!(engine.membership().await, membership, "{what}");
+    }
+    assert!(view.borrow().refused.is_empty(), "who was taken in again is no more refused");
+    // What is late is left out, and what is right is believed.
+    engine.say(late).await;
+    engine.say(accepted(&|_| {})).await;
+    let is_accepted = |view: &super::View| view.agents.values().any(|agent| agent.plan_digest.is_some());
+    view.wait_for(is_accepted).await.unwrap();
+    for (lie, want) in [(report(2, 0), "StaleEpoch"), (report(1, u64::MAX), "StaleEpoch")] {
+        trainer.say(lie).await;
+        assert_eq!(trainer.refusal().await, want);
+        trainer.join(1, training(0)).await.unwrap();
+        trainer.membership().await;
+    }
+    trainer.say(report(1, 0)).await;
+    view.wait_for(|view| view.last_round.is_some()).await.unwrap();
+    let outsider = Kind::Accepted(v1::Accepted { epoch: 1, ..Default::default() });
+    let mut second = world.agent("engine-1", 3, inference("b")).await;
+    second.say(outsider).await;
+    assert_eq!(second.refusal().await, "StaleEpoch", "it is no member yet");
 }

@@ -1,6 +1,8 @@
 //! The coordinator's listener. Any client may connect and enrol; who shows a certificate of our authority is the
 //! pod that it names. Before it has enrolled an agent shows one that it made itself, which names nobody.
 
+use super::refusals::{At, Refusals};
+use super::wire::fault;
 use crate::identity::{Authority, IdentityError, pod_of_certificate};
 use crate::limits;
 use rustls::client::danger::HandshakeSignatureValid;
@@ -10,18 +12,25 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme};
 use sha2::Digest;
+use std::collections::BTreeMap;
+use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
+use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
+use weightrefit_core::code::Code;
 use weightrefit_core::id::Sha256;
 use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// What a client of HTTP/2 sends first (RFC 9113, 3.4).
+const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The listener cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +59,50 @@ pub(super) struct Peer {
 pub(super) struct Connection {
     stream: TlsStream<TcpStream>,
     peer: Peer,
+    /// When it ends at the latest: whoever shows no certificate of ours is here to enrol.
+    until: Option<Pin<Box<Sleep>>>,
+    /// How much of what a client of HTTP/2 sends first has come.
+    greeted: usize,
+    refusals: Refusals,
+    _place: Place,
+}
+
+/// How many connections each pod has, and those together that show no certificate of ours.
+#[derive(Debug, Clone, Default)]
+struct Places(Arc<Mutex<BTreeMap<Option<String>, usize>>>);
+
+/// One of them, until dropped.
+struct Place {
+    places: Places,
+    of: Option<String>,
+}
+
+impl Places {
+    fn take(&self, of: Option<String>) -> Option<Place> {
+        let most = match of {
+            Some(_) => limits::CONNECTIONS_PER_POD_MAX,
+            None => limits::STRANGERS_MAX,
+        };
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = taken.entry(of.clone()).or_default();
+        if *now >= most {
+            return None;
+        }
+        *now += 1;
+        Some(Place { places: self.clone(), of })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(now) = taken.get_mut(&self.of) {
+            *now -= 1;
+            if *now == 0 {
+                taken.remove(&self.of);
+            }
+        }
+    }
 }
 
 /// Accepts and shakes hands, each connection by itself, so that a slow one delays nobody.
@@ -84,10 +137,12 @@ pub(super) async fn accept(listener: TcpListener, tls: Tls, accepted: mpsc::Send
 pub(super) struct Tls {
     acceptor: TlsAcceptor,
     authority: Arc<dyn ClientCertVerifier>,
+    places: Places,
+    refusals: Refusals,
 }
 
 impl Tls {
-    pub(super) fn new(authority: &Authority) -> Result<Self, TlsError> {
+    pub(super) fn new(authority: &Authority, refusals: Refusals) -> Result<Self, TlsError> {
         let provider = Arc::new(default_provider());
         let mut roots = RootCertStore::empty();
         roots.add(authority.certificate().clone())?;
@@ -100,14 +155,26 @@ impl Tls {
             .with_single_cert(server.chain, server.key)?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         config.send_tls13_tickets = 0;
-        Ok(Self { acceptor: Arc::new(config).into(), authority: verifier })
+        let places = Places::default();
+        Ok(Self { acceptor: Arc::new(config).into(), authority: verifier, places, refusals })
     }
 
     async fn shake(&self, stream: TcpStream) -> io::Result<Connection> {
         stream.set_nodelay(true)?;
-        let stream = self.acceptor.accept(stream).await?;
+        let refuse = |code, error: io::Error| {
+            self.refusals.count(At::Connect, &fault(code, error.to_string()));
+            error
+        };
+        let shaken = self.acceptor.accept(stream).await;
+        let stream = shaken.map_err(|error| refuse(Code::Unauthenticated, error))?;
         let peer = self.peer(stream.get_ref().1.peer_certificates().unwrap_or_default());
-        Ok(Connection { stream, peer })
+        let place = self.places.take(peer.pod.clone()).ok_or_else(|| {
+            let text = format!("no more connections for pod {}", peer.pod.as_deref().unwrap_or("of no name"));
+            refuse(Code::Busy, io::Error::other(text))
+        })?;
+        let until = peer.pod.is_none().then(|| Box::pin(tokio::time::sleep(limits::ENROL_TIMEOUT)));
+        let refusals = self.refusals.clone();
+        Ok(Connection { stream, peer, until, greeted: 0, refusals, _place: place })
     }
 
     fn peer(&self, chain: &[CertificateDer<'_>]) -> Peer {
@@ -177,13 +244,37 @@ impl Connected for Connection {
     }
 }
 
+impl Connection {
+    /// Looks at what comes first, so that whoever speaks another protocol is counted.
+    fn greet(&mut self, came: &[u8]) -> io::Result<()> {
+        let due = &GREETING[self.greeted..];
+        let length = due.len().min(came.len());
+        if due[..length] != came[..length] {
+            self.refusals.count(At::Connect, &fault(Code::Unsupported, "not HTTP/2"));
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        self.greeted += length;
+        Ok(())
+    }
+}
+
 impl AsyncRead for Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        if let Some(until) = &mut self.until
+            && until.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if let Poll::Ready(Ok(())) = read {
+            self.greet(&buf.filled()[before..])?;
+        }
+        read
     }
 }
 

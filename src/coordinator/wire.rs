@@ -1,6 +1,9 @@
 //! From what agents send to what the roster and the views take, with every bound checked.
 
 use crate::limits;
+use prost::Message;
+use std::error::Error;
+use tonic::Status;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, Incarnation, Rank, Sha256};
 use weightrefit_core::membership::roster::Joining;
@@ -16,7 +19,26 @@ pub fn fault(code: Code, message: impl Into<String>) -> v1::Fault {
     v1::Fault { code: code.name().to_owned(), message: message.into(), hint: code.remedy().to_owned() }
 }
 
-/// Checks a `joining` against what the connection proved (C2).
+/// A refusal of a whole call, with the fault in its details.
+pub(super) fn status(code: tonic::Code, fault: &v1::Fault) -> Status {
+    let message = format!("{}: {}; {}", fault.code, fault.message, fault.hint);
+    Status::with_details(code, message, fault.encode_to_vec().into())
+}
+
+/// What is wrong with a message that was not understood; `None` where the connection ended instead.
+pub(super) fn misunderstood(status: &Status) -> Option<v1::Fault> {
+    let is_message = status.source().is_none();
+    is_message.then(|| fault(Code::Unsupported, format!("message is not taken: {}", shown(status.message()))))
+}
+
+/// Bounds the text of a fault that an agent reports (H4).
+pub(super) fn bound(fault: &mut v1::Fault) {
+    for text in [&mut fault.code, &mut fault.message, &mut fault.hint] {
+        *text = text.chars().take(limits::MESSAGE_MAX).collect();
+    }
+}
+
+/// Checks a `joining` against what the connection proved (C2). Who its pod is, the gate says.
 pub(super) fn joining(pod: &str, key: Sha256, message: v1::Joining) -> Result<Joining, v1::Fault> {
     if message.pod_uid != pod {
         let text = format!("certificate names pod {pod}, the claim pod {}", shown(&message.pod_uid));
@@ -41,8 +63,13 @@ pub(super) fn joining(pod: &str, key: Sha256, message: v1::Joining) -> Result<Jo
         );
         return Err(fault(Code::Unsupported, text));
     }
+    if let Some(version) = message.version_seen.filter(|version| !is_step(version.step)) {
+        return Err(fault(Code::Unsupported, format!("no status can hold step {}", version.step)));
+    }
     Ok(Joining {
         incarnation: Incarnation(u128::from_be_bytes(bytes)),
+        pod: message.pod_uid.clone(),
+        created_s: 0,
         pod_uid: message.pod_uid,
         key,
         seats: message.claims.iter().map(seat).collect::<Result<_, _>>()?,
@@ -51,6 +78,11 @@ pub(super) fn joining(pod: &str, key: Sha256, message: v1::Joining) -> Result<Jo
         epoch_seen: Epoch(message.epoch_seen),
         version_seen: message.version_seen.map(version_floor),
     })
+}
+
+/// Whether a Kubernetes status can hold the step.
+pub(super) fn is_step(step: i64) -> bool {
+    (-limits::COUNTER_MAX..=limits::COUNTER_MAX).contains(&step)
 }
 
 /// The largest version that an agent knows of.

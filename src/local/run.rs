@@ -9,7 +9,7 @@ use super::stage::{Parts, Stage};
 use super::weights::{ANNOTATION, Source};
 use super::world::World;
 use crate::api::resolve::{NoPlan, ResolvedRefit};
-use crate::coordinator::{InMemory, Server, Settings, TlsError};
+use crate::coordinator::{InMemory, Refusals, Server, Settings, TlsError};
 use crate::identity::{Authority, IdentityError, Tokens};
 use crate::safetensors::HeaderError;
 use std::io;
@@ -243,7 +243,7 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
         weights,
         broken: options.broken,
     };
-    let server = Server::start(listener, authority, Arc::clone(&tokens))?;
+    let server = Server::start(listener, authority, Arc::clone(&tokens), Refusals::default())?;
     let coordinator = server.coordinate(settings, InMemory::default());
     let parts = Parts {
         elements: resolved::elements(refit)?,

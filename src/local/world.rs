@@ -2,9 +2,9 @@
 
 use crate::api::resolve::ResolvedRefit;
 use std::fmt;
-use weightrefit_core::id::Rank;
+use weightrefit_core::id::{Rank, Sha256};
 use weightrefit_core::membership::Seat;
-use weightrefit_core::membership::roster::{PoolSpec, Spec};
+use weightrefit_core::membership::roster::{Basis, PoolSpec, Spec};
 
 /// An agent and the ranks of its pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +62,9 @@ impl World {
                 min_replicas: pool.replicas,
             });
         }
-        let spec = Spec { generation: 1, training_ranks: refit.training.layout.world(), pools };
+        // Nothing changes while it runs.
+        let basis = Basis { generation: 1, resolved: Sha256([0; 32]) };
+        let spec = Spec { basis, training_ranks: refit.training.layout.world(), pools };
         Self { agents, spec }
     }
 

@@ -1,5 +1,6 @@
 //! What the operator tells of itself: `/metrics`, `/livez` and `/readyz` on one listener.
 
+use crate::coordinator::Refusals;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -16,6 +17,8 @@ pub struct Metrics {
     pub leader: IntGauge,
     /// Constant 1, labelled with the version.
     pub build_info: GaugeVec,
+    /// Agents and strangers refused.
+    pub refusals: Refusals,
 }
 
 impl Metrics {
@@ -29,7 +32,9 @@ impl Metrics {
             registry: Registry::new(),
             leader: IntGauge::with_opts(opts("leader", "1 while this process leads, else 0."))?,
             build_info: GaugeVec::new(opts("build_info", "Constant 1."), &["version"])?,
+            refusals: Refusals::default(),
         };
+        metrics.registry.register(metrics.refusals.collector())?;
         metrics.registry.register(Box::new(metrics.leader.clone()))?;
         metrics.registry.register(Box::new(metrics.build_info.clone()))?;
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);

@@ -7,7 +7,7 @@ use weightrefit::api::refit::WeightRefit;
 use weightrefit::controller::record::StatusRecord;
 use weightrefit::coordinator::EpochRecord;
 use weightrefit_core::id::{Epoch, Incarnation, Rank, Sha256};
-use weightrefit_core::membership::roster::{Cause, Next};
+use weightrefit_core::membership::roster::{Basis, Cause, Next};
 use weightrefit_core::membership::{Member, Membership, Seat, VersionFloor};
 
 fn next(uid: &str, epoch: u64, port: u16) -> Next {
@@ -22,7 +22,11 @@ fn next(uid: &str, epoch: u64, port: u16) -> Next {
     let floor = Some(VersionFloor { run: 1, step: 2 });
     let membership = Membership::new(uid, Epoch(epoch), floor, vec!["default".into()], vec![member]);
     let membership = Arc::new(membership.expect("valid"));
-    Next { membership, generation: 1, cause: Some(Cause::Created) }
+    Next {
+        membership,
+        basis: Basis { generation: 1, resolved: Sha256([0; 32]) },
+        cause: Some(Cause::Created),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

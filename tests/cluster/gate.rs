@@ -45,7 +45,7 @@ fn training(refit: &str) -> serde_json::Value {
 }
 
 /// Code and message of a refusal.
-fn refused(answer: Result<(), Fault>) -> String {
+fn refused<T: std::fmt::Debug>(answer: Result<T, Fault>) -> String {
     let fault = answer.expect_err("must be refused");
     format!("{}: {}", fault.code, fault.message)
 }

@@ -2,7 +2,10 @@
 
 mod api_server;
 mod authority;
+mod bad_agents;
+mod bad_pods;
 mod bed;
+mod changed_maps;
 mod commands;
 mod definition;
 mod epochs;
@@ -12,4 +15,5 @@ mod members;
 mod operator;
 mod pods;
 mod process;
+mod rogue;
 mod world;

@@ -6,12 +6,12 @@ use crate::world::{Side, World, condition};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-fn is_true(status: &Value, kind: &str) -> bool {
+pub(crate) fn is_true(status: &Value, kind: &str) -> bool {
     condition(status, kind).0 == "True"
 }
 
 /// A world whose refit has all pods, has been ready, and has committed step 0.
-fn ready(namespace: &str) -> World {
+pub(crate) fn ready(namespace: &str) -> World {
     let mut world = World::new(namespace);
     world.consent(Side::Training);
     world.consent(Side::Inference);

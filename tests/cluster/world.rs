@@ -3,8 +3,11 @@
 
 use crate::bed::Bed;
 use crate::process::Process;
+use crate::rogue::Port;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +19,7 @@ use weightrefit::identity::{CA_BUNDLE, CA_BUNDLE_KEY, SERVER_NAME};
 /// For what follows within seconds unless the machine is busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-const AUDIENCE: &str = "weightrefit.test";
+pub(crate) const AUDIENCE: &str = "weightrefit.test";
 
 /// The refit of the tests: three training ranks, two replicas of two ranks.
 const TINY: &str = include_str!("../local/tiny.yaml");
@@ -29,6 +32,8 @@ pub(crate) struct World {
     operator: Option<Process>,
     /// Where agents dial; the same for each operator of this world.
     agents: Option<String>,
+    /// Where the operator tells of itself.
+    http: Option<String>,
     pods: BTreeMap<String, Pod>,
     starts: u32,
     worlds: u32,
@@ -89,6 +94,7 @@ impl World {
             folder,
             operator: None,
             agents: None,
+            http: None,
             pods: BTreeMap::new(),
             starts: 0,
             worlds: 0,
@@ -138,10 +144,38 @@ impl World {
         let address = wait_for("the operator serves", || {
             let log = operator.log();
             let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            lines.filter_map(|line| line["fields"]["agents"].as_str().map(str::to_owned)).next()
+            let field = |line: &Value, name: &str| line["fields"][name].as_str().map(str::to_owned);
+            lines.filter_map(|line| Some((field(&line, "agents")?, field(&line, "http")?))).next()
         });
-        self.agents = Some(address);
+        (self.agents, self.http) = (Some(address.0), Some(address.1));
         self.operator = Some(operator);
+    }
+
+    /// Where agents dial, and the authority that they trust.
+    pub(crate) fn port(&self) -> Port {
+        let bundle = std::fs::read(self.path("bundle.pem")).expect("pods were run");
+        Port { address: self.agents.clone().expect("an operator was started"), bundle }
+    }
+
+    /// UID of a pod of this world, and the token that its agent has.
+    pub(crate) fn credentials(&self, pod: &str) -> (String, String) {
+        let uid = self.pods[pod].uid.clone();
+        let token = std::fs::read_to_string(self.path(&format!("{uid}.token"))).expect("a token");
+        (uid, token)
+    }
+
+    /// What the operator's `/metrics` says now.
+    pub(crate) fn metrics(&self) -> String {
+        let mut stream = TcpStream::connect(self.http.as_ref().expect("an operator")).expect("it serves");
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("text");
+        answer
+    }
+
+    /// Whether the present operator has logged this.
+    pub(crate) fn operator_said(&self, text: &str) -> bool {
+        self.operator.as_ref().is_some_and(|operator| operator.log().contains(text))
     }
 
     /// Ends the operator without a word.

@@ -5,12 +5,13 @@
 //! - R1: a membership holds all training ranks of the spec and whole replicas only, at least `min_replicas` of
 //!   each pool.
 //! - R2: its epoch is one above all that the record or any agent has heard of, unless it is the recorded
-//!   membership itself, member for member, of the same generation.
+//!   membership itself, member for member, made of the same.
 //! - R3: only a lost training rank ends an epoch early; joins, replacements and spec changes wait for a round
 //!   boundary and until joins have settled. A lost inference replica changes nothing until then.
-//! - R4: a seat has one agent: a second pod that claims it is refused, a new process of the same pod replaces it.
+//! - R4: a seat has one agent: of two pods that claim it the older one's; and a pod has one: its newest.
+//! - R5: what one agent says can neither exhaust the numbers nor make a membership impossible: it is refused.
 
-use super::{Member, Membership, MembershipError, Seat, VersionFloor};
+use super::{Member, Membership, MembershipError, Seat, VersionFloor, check_member};
 use crate::code::Code;
 use crate::id::{Epoch, Incarnation, Rank, Sha256};
 use crate::limits;
@@ -18,11 +19,22 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// What a membership is made of besides its agents; another one than that of the recorded membership makes a new
+/// epoch, so that all agents of an epoch have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Basis {
+    /// Generation of the resource.
+    pub generation: u64,
+    /// Digest of what the resource and all that it names resolve to.
+    pub resolved: Sha256,
+}
+
 /// Sizes that the resource asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// Of the resource; another one than that of the recorded membership makes a new epoch.
-    pub generation: u64,
+    /// Where they come from.
+    pub basis: Basis,
     /// Training ranks; 0 once the trainer has finished.
     pub training_ranks: u32,
     /// Pools in the resource's order.
@@ -47,6 +59,10 @@ pub struct Joining {
     pub incarnation: Incarnation,
     /// UID of its pod.
     pub pod_uid: String,
+    /// Name of its pod, for messages.
+    pub pod: String,
+    /// When its pod was created, in seconds; pods of one second are in the order of their UIDs.
+    pub created_s: i64,
     /// Hash of its public key.
     pub key: Sha256,
     /// Ranks that it hosts.
@@ -61,6 +77,24 @@ pub struct Joining {
     pub version_seen: Option<VersionFloor>,
 }
 
+impl Joining {
+    /// Of two pods that claim a seat, the one whose seniority is less holds it.
+    fn seniority(&self) -> (i64, &str) {
+        (self.created_s, &self.pod_uid)
+    }
+
+    fn member(&self, seat: &Seat) -> Member {
+        Member {
+            seat: seat.clone(),
+            pod_uid: self.pod_uid.clone(),
+            incarnation: self.incarnation,
+            key: self.key,
+            round_addresses: self.round_addresses.clone(),
+            byte_addresses: self.byte_addresses.clone(),
+        }
+    }
+}
+
 /// What the coordinator has written down of the newest membership.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -71,16 +105,16 @@ pub struct Recorded {
     pub digest: Sha256,
     /// Largest version heard of.
     pub floor: Option<VersionFloor>,
-    /// [`Spec::generation`] that it was made from.
-    pub generation: u64,
+    /// What it was made of.
+    pub basis: Basis,
 }
 
 impl Recorded {
     /// What is written down of a membership.
     #[must_use]
-    pub fn of(membership: &Membership, generation: u64) -> Self {
+    pub fn of(membership: &Membership, basis: Basis) -> Self {
         let (epoch, digest, floor) = (membership.epoch(), membership.digest(), membership.floor());
-        Self { epoch, digest, floor, generation }
+        Self { epoch, digest, floor, basis }
     }
 }
 
@@ -106,8 +140,8 @@ pub enum Cause {
 pub struct Next {
     /// The membership.
     pub membership: Arc<Membership>,
-    /// [`Spec::generation`] that it was made from.
-    pub generation: u64,
+    /// What it was made of.
+    pub basis: Basis,
     /// Why; `None` for the recorded one, which needs no write.
     pub cause: Option<Cause>,
 }
@@ -149,28 +183,74 @@ impl Roster {
         Self { refit_uid, spec, revision, agents, recorded, current, epoch_seen, version_seen, joined_ms }
     }
 
-    /// An agent joins, or says again who it is.
+    /// An agent joins, or says again who it is. Returns the agents that it replaces, other than its own process, and
+    /// why: they are present no more.
     ///
     /// # Errors
-    /// A seat outside the spec, or one that another pod holds; nothing changes then.
-    pub fn join(&mut self, now_ms: u64, joining: Joining) -> Result<(), RosterError> {
-        let outside = joining.seats.iter().find(|seat| !self.spec_has(seat));
-        if let Some(seat) = outside {
-            return Err(RosterError::OutsideSpec { seat: seat.clone() });
-        }
-        for other in self.agents.values().filter(|other| other.pod_uid != joining.pod_uid) {
-            if let Some(seat) = other.seats.iter().find(|seat| joining.seats.contains(seat)) {
-                let (holder, claimer) = (other.pod_uid.clone(), joining.pod_uid);
-                return Err(RosterError::DuplicateRank { seat: seat.clone(), holder, claimer });
-            }
+    /// Why it is refused; nothing changes then.
+    pub fn join(
+        &mut self,
+        now_ms: u64,
+        joining: Joining,
+    ) -> Result<Vec<(Incarnation, RosterError)>, RosterError> {
+        self.check(&joining)?;
+        let mut replaced = Vec::new();
+        for other in self.agents.values().filter(|other| other.incarnation != joining.incarnation) {
+            let duplicate = |seat: &Seat, holder: &Joining, claimer: &Joining| RosterError::DuplicateRank {
+                seat: seat.clone(),
+                holder: holder.pod.clone(),
+                claimer: claimer.pod.clone(),
+            };
+            let why = match other.seats.iter().find(|seat| joining.seats.contains(seat)) {
+                _ if other.pod_uid == joining.pod_uid => RosterError::Replaced { pod: joining.pod.clone() },
+                None => continue,
+                Some(seat) if other.seniority() < joining.seniority() => {
+                    return Err(duplicate(seat, other, &joining));
+                }
+                Some(seat) => duplicate(seat, &joining, other),
+            };
+            replaced.push((other.incarnation, why));
         }
         self.epoch_seen = self.epoch_seen.max(joining.epoch_seen);
         self.version_seen = self.version_seen.max(joining.version_seen);
-        self.agents.retain(|_, other| !other.seats.iter().any(|seat| joining.seats.contains(seat)));
+        replaced.iter().for_each(|(gone, _)| drop(self.agents.remove(gone)));
         if self.agents.insert(joining.incarnation, joining).is_none() {
             self.joined_ms = now_ms;
         }
-        Ok(())
+        Ok(replaced)
+    }
+
+    /// What is wrong with a joining agent by itself (R5).
+    fn check(&self, joining: &Joining) -> Result<(), RosterError> {
+        if let Some(seat) = joining.seats.iter().find(|seat| !self.spec_has(seat)) {
+            return Err(RosterError::OutsideSpec { seat: seat.clone() });
+        }
+        let mut seats = BTreeSet::new();
+        if let Some(seat) = joining.seats.iter().find(|seat| !seats.insert(*seat)) {
+            return Err(RosterError::ClaimedTwice { seat: seat.clone() });
+        }
+        for seat in &joining.seats {
+            check_member(&joining.member(seat))?;
+        }
+        self.check_heard(joining.epoch_seen, joining.version_seen)?;
+        match self.agents.get(&joining.incarnation) {
+            Some(other) if other.pod_uid != joining.pod_uid => {
+                let (holder, claimer) = (other.pod.clone(), joining.pod.clone());
+                Err(RosterError::Impostor { incarnation: joining.incarnation, holder, claimer })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an agent can have heard of these: numbers only grow one by one.
+    fn check_heard(&self, epoch: Epoch, version: Option<VersionFloor>) -> Result<(), RosterError> {
+        let leap = |what, heard: u64, known: u64| match heard > known.saturating_add(limits::LEAP_MAX) {
+            true => Err(RosterError::Leap { what, heard, known }),
+            false => Ok(()),
+        };
+        leap("epoch", epoch.0, self.epoch_seen.0)?;
+        let run = |version: Option<VersionFloor>| version.map_or(0, |version| version.run);
+        leap("run", run(version), run(self.version_seen))
     }
 
     /// The agent's stream ended.
@@ -184,10 +264,21 @@ impl Roster {
         self.revision += 1;
     }
 
-    /// A later report of an agent.
-    pub fn hear(&mut self, epoch: Epoch, version: Option<VersionFloor>) {
+    /// A later report of an agent, or of the record.
+    ///
+    /// # Errors
+    /// Numbers that nobody can have heard of; nothing changes then.
+    pub fn hear(&mut self, epoch: Epoch, version: Option<VersionFloor>) -> Result<(), RosterError> {
+        self.check_heard(epoch, version)?;
         self.epoch_seen = self.epoch_seen.max(epoch);
         self.version_seen = self.version_seen.max(version);
+        Ok(())
+    }
+
+    /// Largest epoch that the record or any agent has heard of.
+    #[must_use]
+    pub fn epoch_seen(&self) -> Epoch {
+        self.epoch_seen
     }
 
     /// The membership in force.
@@ -200,6 +291,22 @@ impl Roster {
     #[must_use]
     pub fn agents(&self) -> &BTreeMap<Incarnation, Joining> {
         &self.agents
+    }
+
+    /// Whether the agent leads; before there is a membership in force, whether it will if nobody older comes.
+    #[must_use]
+    pub fn leads(&self, incarnation: Incarnation) -> bool {
+        let will_lead = |seat: &Seat| match seat {
+            Seat::Training { rank } => *rank == Rank(0),
+            Seat::Inference { rank, .. } => *rank == Rank(0) && self.spec.training_ranks == 0,
+        };
+        match self.current() {
+            Some(current) => {
+                let leader = current.member(current.leader());
+                leader.is_some_and(|leader| leader.incarnation == incarnation)
+            }
+            None => self.agents.get(&incarnation).is_some_and(|agent| agent.seats.iter().any(will_lead)),
+        }
     }
 
     /// Whether a membership can be made, and who is missing.
@@ -248,27 +355,27 @@ impl Roster {
             return Ok(None);
         }
         let membership = Arc::new(self.membership(Epoch(self.epoch_seen.0 + 1), members)?);
-        Ok(Some(Next { membership, generation: self.spec.generation, cause: Some(cause) }))
+        Ok(Some(Next { membership, basis: self.spec.basis, cause: Some(cause) }))
     }
 
     /// `membership` is written down (or was): it is in force from now on.
     pub fn enact(&mut self, membership: Arc<Membership>) {
         self.epoch_seen = self.epoch_seen.max(membership.epoch());
-        self.recorded = Some(Recorded::of(&membership, self.spec.generation));
+        self.recorded = Some(Recorded::of(&membership, self.spec.basis));
         self.current = Some((membership, self.revision));
     }
 
     /// After a restart of the coordinator, at its time 0, the recorded membership goes on if everybody is still who
     /// they were. Its members dial again one by one, so another one is made only after a while.
     fn first(&self, now_ms: u64, members: Vec<Member>) -> Result<Option<Next>, MembershipError> {
-        let generation = self.spec.generation;
+        let basis = self.spec.basis;
         let cause = match self.recorded {
             None => Cause::Created,
-            Some(recorded) if recorded.generation != generation => Cause::SpecChanged,
+            Some(recorded) if recorded.basis != basis => Cause::SpecChanged,
             Some(recorded) => {
                 let again = self.membership(recorded.epoch, members.clone())?;
                 if recorded.epoch == self.epoch_seen && again.digest() == recorded.digest {
-                    return Ok(Some(Next { membership: Arc::new(again), generation, cause: None }));
+                    return Ok(Some(Next { membership: Arc::new(again), basis, cause: None }));
                 }
                 if now_ms < limits::RESTART_SETTLE_MS {
                     return Ok(None);
@@ -277,7 +384,7 @@ impl Roster {
             }
         };
         let membership = Arc::new(self.membership(Epoch(self.epoch_seen.0 + 1), members)?);
-        Ok(Some(Next { membership, generation, cause: Some(cause) }))
+        Ok(Some(Next { membership, basis, cause: Some(cause) }))
     }
 
     /// The gravest difference between the current membership and what the present agents would make.
@@ -321,15 +428,7 @@ impl Roster {
             Seat::Training { .. } => self.spec_has(seat),
             Seat::Inference { pool, replica, .. } => self.is_whole(&seats, pool, replica),
         };
-        let member = |(seat, agent): (&&Seat, &&Joining)| Member {
-            seat: (*seat).clone(),
-            pod_uid: agent.pod_uid.clone(),
-            incarnation: agent.incarnation,
-            key: agent.key,
-            round_addresses: agent.round_addresses.clone(),
-            byte_addresses: agent.byte_addresses.clone(),
-        };
-        seats.iter().filter(|(seat, _)| whole(seat)).map(member).collect()
+        seats.iter().filter(|(seat, _)| whole(seat)).map(|(seat, agent)| agent.member(seat)).collect()
     }
 
     fn is_whole(&self, seats: &BTreeMap<&Seat, &Joining>, pool: &str, replica: &str) -> bool {
@@ -384,16 +483,31 @@ impl Roster {
     }
 }
 
-/// A join that is refused.
+/// What an agent says is refused, or another agent takes its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "fields are named by the message")]
 pub enum RosterError {
     /// The resource has no such rank or pool.
     #[error("{seat} is outside the sizes of the resource")]
     OutsideSpec { seat: Seat },
+    /// One claim names a seat twice.
+    #[error("{seat} is claimed twice by one agent")]
+    ClaimedTwice { seat: Seat },
     /// Two pods for one rank.
-    #[error("pod {claimer} claims {seat}, which pod {holder} holds")]
+    #[error("pod {claimer} claims {seat}, which the older pod {holder} holds")]
     DuplicateRank { seat: Seat, holder: String, claimer: String },
+    /// Two agents in one pod, or an older one whose end went unnoticed.
+    #[error("another agent process of pod {pod} has joined in place of this one")]
+    Replaced { pod: String },
+    /// Processes draw their incarnations.
+    #[error("pod {claimer} claims incarnation {incarnation}, which is an agent of pod {holder}")]
+    Impostor { incarnation: Incarnation, holder: String, claimer: String },
+    /// Names or addresses that no membership can have.
+    #[error(transparent)]
+    Facts(#[from] MembershipError),
+    /// A number far above all others.
+    #[error("{what} {heard} cannot have been heard of: the largest known is {known}")]
+    Leap { what: &'static str, heard: u64, known: u64 },
 }
 
 impl RosterError {
@@ -401,8 +515,11 @@ impl RosterError {
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
-            Self::OutsideSpec { .. } => Code::Unsupported,
-            Self::DuplicateRank { .. } => Code::DuplicateRank,
+            Self::OutsideSpec { .. } | Self::ClaimedTwice { .. } => Code::Unsupported,
+            Self::DuplicateRank { .. } | Self::Replaced { .. } => Code::DuplicateRank,
+            Self::Impostor { .. } => Code::Unauthenticated,
+            Self::Facts(facts) => facts.code(),
+            Self::Leap { .. } => Code::StaleEpoch,
         }
     }
 }

@@ -5,7 +5,9 @@ use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, Incarnation, MemberId, Rank, Sha256};
 use weightrefit_core::limits::JOIN_SETTLE_MS;
 use weightrefit_core::membership::accept::{Acceptance, ConfigureError, accept};
-use weightrefit_core::membership::roster::{Cause, Joining, PoolSpec, Recorded, Roster, Spec, Standing};
+use weightrefit_core::membership::roster::{
+    Basis, Cause, Joining, PoolSpec, Recorded, Roster, RosterError, Spec, Standing,
+};
 use weightrefit_core::membership::{Member, Membership, MembershipError, Seat, VersionFloor};
 
 /// `t3` or `pool/replica/rank`.
@@ -125,7 +127,9 @@ fn joining(incarnation: u128, pod: &str, seats: &[&str]) -> Joining {
     let Member { key, round_addresses, byte_addresses, .. } = member("t0", incarnation);
     Joining {
         incarnation: Incarnation(incarnation),
-        pod_uid: pod.into(),
+        pod_uid: format!("uid of {pod}"),
+        pod: pod.into(),
+        created_s: 0,
         key,
         seats: seats.iter().map(|text| seat(text)).collect(),
         round_addresses,
@@ -135,9 +139,13 @@ fn joining(incarnation: u128, pod: &str, seats: &[&str]) -> Joining {
     }
 }
 
+fn basis(generation: u64) -> Basis {
+    Basis { generation, resolved: Sha256([1; 32]) }
+}
+
 fn spec(generation: u64, training_ranks: u32) -> Spec {
     let pool = PoolSpec { name: "b".into(), ranks_per_replica: 2, min_replicas: 1 };
-    Spec { generation, training_ranks, pools: vec![pool] }
+    Spec { basis: basis(generation), training_ranks, pools: vec![pool] }
 }
 
 /// Later than everything that settles.
@@ -197,8 +205,8 @@ fn joins_wait_for_a_round_boundary_but_a_lost_training_rank_does_not() {
 #[test]
 fn an_epoch_is_above_all_that_anybody_has_heard_of() {
     let mut roster = formed();
-    roster.hear(Epoch(40), floor(6));
-    roster.hear(Epoch(39), floor(5));
+    roster.hear(Epoch(40), floor(6)).expect("plausible");
+    roster.hear(Epoch(39), floor(5)).expect("plausible");
     roster.join(9, joining(3, "p3", &["b/s/0", "b/s/1"])).expect("fits");
     assert_eq!(next(&mut roster, false), Some((41, Some(Cause::ReplicaJoined), 5)));
     assert_eq!(roster.current().map(|membership| membership.floor()), Some(floor(6)));
@@ -208,7 +216,7 @@ fn an_epoch_is_above_all_that_anybody_has_heard_of() {
 fn after_a_restart_of_the_coordinator_the_recorded_membership_goes_on() {
     let before = formed();
     let current = before.current().expect("formed").clone();
-    let recorded = Recorded::of(&current, 1);
+    let recorded = Recorded::of(&current, basis(1));
     let rejoined = |second: Joining| {
         let mut roster = Roster::new("uid", spec(1, 1), Some(recorded));
         roster.join(0, joining(1, "p1", &["t0"])).expect("fits");
@@ -220,11 +228,26 @@ fn after_a_restart_of_the_coordinator_the_recorded_membership_goes_on() {
 }
 
 #[test]
+fn what_a_membership_is_made_of_makes_a_new_epoch_even_while_nobody_coordinates() {
+    let recorded = Recorded::of(formed().current().expect("formed"), basis(1));
+    for (now, want) in [
+        (basis(1), (1, None, 3)),
+        (basis(2), (2, Some(Cause::SpecChanged), 3)),
+        (Basis { resolved: Sha256([2; 32]), ..basis(1) }, (2, Some(Cause::SpecChanged), 3)),
+    ] {
+        let mut roster = Roster::new("uid", Spec { basis: now, ..spec(1, 1) }, Some(recorded));
+        roster.join(0, joining(1, "p1", &["t0"])).expect("fits");
+        roster.join(0, joining(2, "p2", &["b/r/0", "b/r/1"])).expect("fits");
+        assert_eq!(next(&mut roster, false), Some(want), "{now:?}");
+    }
+}
+
+#[test]
 fn after_a_restart_of_the_coordinator_members_have_time_to_come_back() {
     let mut before = formed();
     before.join(9, joining(3, "p3", &["b/s/0", "b/s/1"])).expect("fits");
     assert_eq!(next(&mut before, false), Some((2, Some(Cause::ReplicaJoined), 5)));
-    let recorded = Recorded::of(before.current().expect("formed"), 1);
+    let recorded = Recorded::of(before.current().expect("formed"), basis(1));
     let rejoined = || {
         let mut roster = Roster::new("uid", spec(1, 1), Some(recorded));
         roster.join(0, joining(1, "p1", &["t0"])).expect("fits");
@@ -243,14 +266,60 @@ fn after_a_restart_of_the_coordinator_members_have_time_to_come_back() {
 }
 
 #[test]
-fn a_rank_that_another_pod_holds_or_nobody_asked_for_is_refused() {
+fn of_two_pods_the_older_holds_a_rank_whoever_comes_first() {
+    let old = || joining(8, "old", &["b/r/0", "b/r/1"]);
+    let young = || Joining { created_s: 5, ..joining(9, "young", &["b/r/1", "b/r/0"]) };
+    let want = "pod young claims inference/b/r/1, which the older pod old holds";
+    let mut roster = Roster::new("uid", spec(1, 1), None);
+    assert_eq!(roster.join(0, old()), Ok(vec![]));
+    let refused = roster.join(0, young()).expect_err("held");
+    assert_eq!((refused.code(), refused.to_string()), (Code::DuplicateRank, want.replace("/1", "/0")));
+    let mut roster = Roster::new("uid", spec(1, 1), None);
+    assert_eq!(roster.join(0, young()), Ok(vec![]));
+    let replaced = roster.join(0, old()).expect("it is older");
+    let [(Incarnation(9), why)] = &replaced[..] else { panic!("{replaced:?}") };
+    assert_eq!((why.code(), why.to_string().as_str()), (Code::DuplicateRank, want));
+    assert_eq!(roster.agents().keys().collect::<Vec<_>>(), [&Incarnation(8)]);
+}
+
+#[test]
+fn a_pod_has_one_agent_its_newest() {
     let mut roster = formed();
-    let twice = roster.join(1, joining(8, "p8", &["b/r/1"])).expect_err("held");
-    assert_eq!(
-        (twice.code(), twice.to_string().as_str()),
-        (Code::DuplicateRank, "pod p8 claims inference/b/r/1, which pod p2 holds")
-    );
-    let outside = roster.join(1, joining(8, "p8", &["t1"])).expect_err("one rank trains");
-    assert_eq!(outside.code(), Code::Unsupported);
+    let again = roster.join(1, joining(2, "p2", &["b/r/0", "b/r/1"]));
+    assert_eq!(again, Ok(vec![]), "the same process dials again");
+    for seats in [&["b/r/0", "b/r/1"], &["b/s/0", "b/s/1"]] {
+        let replaced = roster.join(1, joining(9, "p2", seats)).expect("its own pod's");
+        let [(gone, RosterError::Replaced { pod })] = &replaced[..] else { panic!("{replaced:?}") };
+        assert_eq!((gone, pod.as_str(), roster.agents().len()), (&Incarnation(2), "p2", 2));
+        roster.join(1, joining(2, "p2", &["b/r/0", "b/r/1"])).expect("its own pod's");
+    }
+}
+
+#[test]
+fn what_would_harm_others_is_refused_and_changes_nothing() {
+    type Change = fn(&mut Joining);
+    let rows: &[(&str, Change, &str, &str)] = &[
+        ("a rank beyond the world", |j| j.seats = vec![seat("t1")], "Unsupported", "training/1 is outside"),
+        ("no such pool", |j| j.seats = vec![seat("x/r/0")], "Unsupported", "inference/x/r/0 is outside"),
+        ("a rank twice", |j| j.seats.push(seat("b/s/0")), "Unsupported", "inference/b/s/0 is claimed twice"),
+        ("no address", |j| j.round_addresses.clear(), "Unsupported", "has 0 addresses"),
+        ("addresses", |j| j.byte_addresses = vec!["a:1".into(); 17], "Unsupported", "has 17 addresses"),
+        ("an address", |j| j.byte_addresses = vec!["a".repeat(321)], "Unsupported", "address of 321 bytes"),
+        ("a nameless replica", |j| j.seats = vec![seat("b//0")], "Unsupported", "replica of 0 bytes"),
+        ("another's process", |j| j.incarnation = Incarnation(1), "Unauthenticated", "is an agent of pod p1"),
+        ("an epoch", |j| j.epoch_seen = Epoch(u64::MAX), "StaleEpoch", "epoch 18446744073709551615 cannot"),
+        ("a run", |j| j.version_seen = floor(u64::MAX), "StaleEpoch", "run 18446744073709551615 cannot"),
+    ];
+    let mut roster = formed();
+    for (what, change, code, text) in rows {
+        let mut liar = joining(9, "p9", &["b/s/0", "b/s/1"]);
+        change(&mut liar);
+        let error = roster.join(1, liar).expect_err(what);
+        assert_eq!(error.code().name(), *code, "{what}");
+        assert!(error.to_string().contains(text), "{what}: {error}");
+    }
+    assert!(roster.hear(Epoch(u64::MAX), None).is_err() && roster.hear(Epoch(1), floor(u64::MAX)).is_err());
     assert_eq!(next(&mut roster, false), None);
+    roster.join(2, joining(9, "p9", &["b/s/0", "b/s/1"])).expect("the truth");
+    assert_eq!(next(&mut roster, false), Some((2, Some(Cause::ReplicaJoined), 5)));
 }

@@ -117,7 +117,7 @@ impl Run {
     }
 
     fn operator(&mut self) {
-        self.roster.hear(Epoch(0), self.world.heard);
+        self.roster.hear(Epoch(0), self.world.heard).expect("plausible");
         let open = self.world.agents.iter().any(|agent| agent.node.round_open());
         if let Some(next) = self.roster.next(self.world.now, open).expect("bounded names") {
             self.roster.enact(next.membership.clone());
@@ -202,7 +202,7 @@ impl Run {
             _ => {
                 let spec_change = self.roster.current().map(|current| current.epoch().0 + 1);
                 if let Some(epoch) = spec_change {
-                    self.roster.hear(Epoch(epoch - 1), None);
+                    self.roster.hear(Epoch(epoch - 1), None).expect("plausible");
                     let spec = self.world.roster_spec(epoch);
                     self.roster.respec(spec);
                 }

@@ -6,6 +6,7 @@ use super::{Memory, Observed, Unaccepted, shown};
 use crate::api::condition::{Condition, ConditionStatus, ConditionType};
 use crate::api::status::{TrainingState, WeightRefitStatus};
 use crate::controller::consent::NoConsent;
+use crate::controller::pod_facts::PodFacts;
 use crate::controller::reason::{
     AcceptedReason, AuthorizedReason, CommunicatorsReadyReason, DegradedReason, InSyncReason,
     MembersResolvedReason, ReadyReason, Reason, ReconcilingReason, StalledReason,
@@ -13,10 +14,13 @@ use crate::controller::reason::{
 use crate::controller::record::whole_second;
 use crate::controller::seats::SeatError;
 use crate::controller::validate::short;
+use crate::coordinator::Refused;
 use crate::limits;
 use ConditionStatus::{False, True, Unknown};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use std::time::{SystemTime, UNIX_EPOCH};
+use weightrefit_core::code::Code;
 use weightrefit_core::id::Rank;
 use weightrefit_proto::report::RoundOutcome;
 
@@ -46,7 +50,11 @@ pub(super) fn conditions(
     if is_frozen && holds == [true; 3] {
         ready = made.kept(ready);
     }
-    let (ready, again) = made.dwelling(ready, memory);
+    let (ready, mut again) = made.dwelling(ready, memory);
+    let forgotten = made.refused().first().and_then(|(_, refused)| {
+        Timestamp::from_second(second(refused.at).saturating_add(REFUSED_FOR_S)).ok()
+    });
+    again = again.into_iter().chain(forgotten).min();
     let (reconciling, stalled) = (made.reconciling(holds[0]), made.stalled(&accepted, &authorized, known));
     let mut all = vec![ready, accepted, authorized, resolved, communicators, in_sync, degraded];
     all.extend(reconciling);
@@ -154,10 +162,10 @@ impl Made<'_> {
         }
         let figures =
             format!("training {ranks} of {world} ranks; inference {whole} replicas, {least} needed");
-        let fault = known.errors.iter().find(|error| !matches!(error, SeatError::NoAddress { .. }));
+        let faults = self.faults(known);
         let waits = known.errors.first().map(|error| format!(" {error}.")).unwrap_or_default();
-        if let Some(error @ SeatError::Duplicate { .. }) = fault {
-            let message = format!("{error}; {figures}. {}", error.code().remedy());
+        if let Some(first) = faults.first().filter(|fault| fault.code == Some(Code::DuplicateRank)) {
+            let message = format!("{}; {figures}. {}", listed(&faults), first.remedy);
             return self.condition(False, MembersResolvedReason::DuplicateRank, message);
         }
         let is_done = known.is_trainer_done && self.next.membership.is_some();
@@ -172,18 +180,18 @@ impl Made<'_> {
                 );
                 return self.condition(False, MembersResolvedReason::NotEnoughReady, message);
             }
-            if let Some(error) = fault {
-                let message = format!("{error}; {figures}. {}", error.code().remedy());
-                return self.condition(True, MembersResolvedReason::Complete, message);
-            }
             let reason = match missing.is_empty() {
                 true => MembersResolvedReason::Complete,
                 false => MembersResolvedReason::TrainerCompleted,
             };
+            if let Some(first) = faults.first() {
+                let message = format!("{}; {figures}. {}", listed(&faults), first.remedy);
+                return self.condition(True, reason, message);
+            }
             return self.condition(True, reason, format!("{figures}."));
         }
-        if let Some(error) = fault {
-            let message = format!("{error}; {figures}. {}", error.code().remedy());
+        if let Some(first) = faults.first() {
+            let message = format!("{}; {figures}. {}", listed(&faults), first.remedy);
             return self.condition(False, MembersResolvedReason::PodRejected, message);
         }
         let shown: Vec<String> = missing.iter().take(5).map(Rank::to_string).collect();
@@ -194,6 +202,43 @@ impl Made<'_> {
             self.look()
         );
         self.condition(False, MembersResolvedReason::RankGap, message)
+    }
+
+    /// What a person must correct, ranks that are claimed twice first: of those that only agents announce, their
+    /// coordinator knows.
+    fn faults(&self, known: &Known) -> Vec<PodFault> {
+        let seats = known.errors.iter().filter(|error| !matches!(error, SeatError::NoAddress { .. }));
+        let seats = seats.map(|error| PodFault::of(error.code(), error.to_string()));
+        let malformed = known.malformed.iter();
+        let malformed = malformed.map(|why| PodFault {
+            code: None,
+            what: why.clone(),
+            remedy: "Correct the labels of its pod template.",
+        });
+        let mut faults: Vec<PodFault> = seats.chain(malformed).collect();
+        for (_, refused) in self.refused() {
+            let what = refused.fault.message.clone();
+            if refused.fault.code == Code::DuplicateRank.name()
+                && faults.iter().all(|fault| fault.what != what)
+            {
+                faults.push(PodFault::of(Code::DuplicateRank, what));
+            }
+        }
+        faults.sort_by_key(|fault| fault.code != Some(Code::DuplicateRank));
+        faults
+    }
+
+    /// Pods whose agents were refused lately, by the age of the refusal.
+    fn refused(&self) -> Vec<(&PodFacts, &Refused)> {
+        let now = self.observed.now.as_second();
+        let is_recent = |refused: &Refused| now - second(refused.at) < REFUSED_FOR_S;
+        let all = self.observed.view.into_iter().flat_map(|view| &view.refused);
+        let recent = all.filter(|(_, refused)| is_recent(refused));
+        let of_pod = |uid: &str| self.observed.pods.iter().find(|pod| pod.uid == uid && pod.is_present());
+        let mut recent: Vec<_> =
+            recent.filter_map(|(uid, refused)| Some((&**of_pod(uid)?, refused))).collect();
+        recent.sort_by_key(|(_, refused)| refused.at);
+        recent
     }
 
     fn look(&self) -> String {
@@ -345,6 +390,20 @@ impl Made<'_> {
             let message = format!("pod {pod}: {}: {}. {}", fault.code, fault.message, fault.hint);
             return self.condition(True, DegradedReason::RegistrationRefused, message);
         }
+        // Where a person must permit something, condition Authorized says so.
+        let refused: Vec<PodFault> = (self.refused().into_iter())
+            .filter(|_| self.observed.consent.is_some_and(<[_]>::is_empty))
+            .filter_map(|(pod, refused)| {
+                let code = refused.fault.code.parse().ok().filter(|code| *code != Code::Busy)?;
+                let what =
+                    format!("agent of pod {} is refused: {}: {}", pod.shown(), code, refused.fault.message);
+                Some(PodFault::of(code, what))
+            })
+            .collect();
+        if let Some(first) = refused.first() {
+            let message = format!("{}. {}", listed(&refused), first.remedy);
+            return self.condition(True, DegradedReason::AgentRefused, message);
+        }
         if next.inference.as_ref().is_some_and(|inference| inference.fenced_replicas > 0) {
             return self.condition(True, DegradedReason::ReplicasFenced, self.first_behind());
         }
@@ -399,7 +458,7 @@ impl Made<'_> {
 
     fn stalled(&self, accepted: &Condition, authorized: &Condition, known: &Known) -> Option<Condition> {
         let is_forming = self.next.training.as_ref().is_none_or(|now| now.state == TrainingState::Forming);
-        let has_fault = known.errors.iter().any(|error| !matches!(error, SeatError::NoAddress { .. }));
+        let has_fault = !self.faults(known).is_empty();
         let reason = match (accepted.status, authorized.status) {
             (False, _) => StalledReason::NotAccepted,
             (_, False) => StalledReason::Unauthorized,
@@ -408,6 +467,41 @@ impl Made<'_> {
         };
         Some(self.condition(True, reason, reason.sentence()))
     }
+}
+
+/// What is wrong with a pod or its agent.
+struct PodFault {
+    /// None for labels, of which no agent hears.
+    code: Option<Code>,
+    what: String,
+    remedy: &'static str,
+}
+
+impl PodFault {
+    fn of(code: Code, what: String) -> Self {
+        Self { code: Some(code), what, remedy: code.remedy() }
+    }
+}
+
+/// The first few, each short enough for all to fit, and how many more there are.
+fn listed(faults: &[PodFault]) -> String {
+    let room = limits::MESSAGE_MAX / (2 * limits::FAULTS_SHOWN_MAX);
+    let shown = faults.iter().take(limits::FAULTS_SHOWN_MAX);
+    let mut shown: Vec<String> = match faults.len() {
+        1 => shown.map(|fault| fault.what.clone()).collect(),
+        _ => shown.map(|fault| fault.what.chars().take(room).collect()).collect(),
+    };
+    if let Some(more) = faults.len().checked_sub(limits::FAULTS_SHOWN_MAX).filter(|more| *more > 0) {
+        shown.push(format!("and {more} more"));
+    }
+    shown.join("; ")
+}
+
+const REFUSED_FOR_S: i64 = limits::REFUSED_FOR.as_secs().cast_signed();
+
+fn second(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 fn dwell() -> SignedDuration {

@@ -1,9 +1,11 @@
 //! What pods and agents tell of ranks and replicas, before anybody has agreed on anything.
 
+use super::Observed;
 use crate::api::refit::WeightRefitSpec;
+use crate::api::status::{TrainingState, WeightRefitStatus};
 use crate::controller::pod_facts::{PodFacts, PodPhase, Side};
 use crate::controller::seats::{SeatError, Seating, seat};
-use crate::coordinator::{AgentView, View};
+use crate::coordinator::AgentView;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use weightrefit_core::id::Rank;
@@ -18,23 +20,26 @@ pub(super) struct Known {
     pub(super) replicas: BTreeMap<String, BTreeMap<String, BTreeSet<Rank>>>,
     /// What is wrong with pods, in the order of their age.
     pub(super) errors: Vec<SeatError>,
+    /// What is wrong with pods that cannot be read.
+    pub(super) malformed: Vec<String>,
     /// Pods that claim the training side and have not been deleted.
     pub(super) training_pods: usize,
-    /// Whether these have all ended well.
+    /// Whether the trainer has ended well.
     pub(super) is_trainer_done: bool,
 }
 
 impl Known {
     /// From the pods that claim the refit, and for ranks that only agents tell, from those that are connected.
-    pub(super) fn of(spec: &WeightRefitSpec, pods: &[Arc<PodFacts>], view: Option<&View>) -> Self {
+    pub(super) fn of(observed: &Observed<'_>) -> Self {
+        let Observed { spec, pods, view, malformed, previous, .. } = *observed;
         let Seating { holders, errors } = seat(spec, pods);
         let training: Vec<_> =
             pods.iter().filter(|pod| pod.side == Side::Training && !pod.deleting).collect();
         let mut known = Self {
             errors,
+            malformed: malformed.to_vec(),
             training_pods: training.len(),
-            is_trainer_done: !training.is_empty()
-                && training.iter().all(|pod| pod.phase == PodPhase::Succeeded),
+            is_trainer_done: is_trainer_done(spec, pods, previous),
             ..Self::default()
         };
         let has_pod = |agent: &&AgentView| pods.iter().any(|pod| pod.uid == agent.pod_uid && !pod.deleting);
@@ -60,4 +65,21 @@ impl Known {
         let whole = self.replicas.get(pool).into_iter().flatten().filter(|(_, known)| known.len() >= ranks);
         i32::try_from(whole.count()).unwrap_or(i32::MAX)
     }
+}
+
+/// Whether the trainer has ended well: as many of its pods have as its world needs, and none is still to end. Their
+/// objects may be deleted afterwards.
+pub(super) fn is_trainer_done(
+    spec: &WeightRefitSpec,
+    pods: &[Arc<PodFacts>],
+    previous: &WeightRefitStatus,
+) -> bool {
+    let training = || pods.iter().filter(|pod| pod.side == Side::Training && !pod.deleting);
+    if previous.membership.is_none() || training().any(|pod| !pod.is_over()) {
+        return false;
+    }
+    let was_done = previous.training.as_ref().is_some_and(|now| now.state == TrainingState::Completed);
+    let per_pod = spec.training.ranks.ranks_per_pod.unwrap_or(1).max(1);
+    let needed = usize::try_from(spec.training.world_size.div_euclid(per_pod)).unwrap_or(usize::MAX);
+    was_done || training().filter(|pod| pod.phase == PodPhase::Succeeded).count() >= needed
 }

@@ -15,7 +15,7 @@ pub(super) fn round(ended: &EndedRound, view: &View, pods: &PodName) -> RoundSta
     let report = &ended.report;
     let phases = phases(report);
     let completed = whole_second(heard(ended));
-    let took = SignedDuration::from_millis(phases.values().iter().sum());
+    let took = SignedDuration::from_millis(phases.values().iter().fold(0, |sum, ms| sum.saturating_add(*ms)));
     let aborted = report.outcome == RoundOutcome::Aborted;
     let blamed = report.member.as_ref().and_then(|seat| member(view, seat));
     RoundStatus {

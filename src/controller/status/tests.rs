@@ -4,7 +4,7 @@ use super::*;
 use crate::api::condition::{Condition, ConditionStatus, ConditionType};
 use crate::controller::pod_facts::{PodPhase, Side};
 use crate::controller::reason::AcceptedReason;
-use crate::coordinator::{AgentView, EndedRound};
+use crate::coordinator::{AgentView, EndedRound, Refused};
 use std::time::{Duration, UNIX_EPOCH};
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, Incarnation, Rank, Sha256};
@@ -59,6 +59,7 @@ const FLEET: [(Side, u32); 4] =
 struct World {
     spec: WeightRefitSpec,
     pods: Vec<Arc<PodFacts>>,
+    malformed: Vec<String>,
     view: Option<View>,
     accepted: Result<(), Unaccepted>,
     consent: Vec<NoConsent>,
@@ -115,6 +116,7 @@ impl World {
             agents,
             last_round: None,
             last_failed_round: None,
+            refused: BTreeMap::new(),
         };
         let previous = WeightRefitStatus {
             membership: Some(crate::api::status::MembershipStatus {
@@ -122,6 +124,7 @@ impl World {
                 digest: format!("sha256:{}", "0".repeat(64)),
                 version_floor: None,
                 generation: 1,
+                resolved_digest: format!("sha256:{}", "1".repeat(64)),
                 cause: weightrefit_core::membership::roster::Cause::Created,
                 start_time: Time(time(0)),
                 leader: "rl/trainer-0".into(),
@@ -133,6 +136,7 @@ impl World {
         Self {
             spec: spec(),
             pods,
+            malformed: Vec::new(),
             view: Some(view),
             accepted: Ok(()),
             consent: Vec::new(),
@@ -159,6 +163,14 @@ impl World {
         rank.engine_state = state.into();
         rank.live = step.map(|step| v1::VersionName { run: 0, step });
         self
+    }
+
+    /// The agent of the first engine's pod was refused at this second.
+    fn refuse(&mut self, at: u64, code: Code, message: &str) {
+        let fault = crate::coordinator::fault(code, message);
+        let refused = Refused { fault, at: UNIX_EPOCH + Duration::from_secs(at) };
+        let uid = pod(Side::Inference, 0).uid.clone();
+        self.view.as_mut().unwrap().refused.insert(uid, refused);
     }
 
     fn lose(&mut self, number: u128) -> &mut Self {
@@ -208,6 +220,7 @@ impl World {
             accepted: self.accepted.as_ref().copied(),
             consent: Some(&self.consent),
             pods: &self.pods,
+            malformed: &self.malformed,
             view: self.view.as_ref(),
             plan: None,
             is_settling: self.is_settling,
@@ -248,6 +261,37 @@ fn conditions_follow_from_what_is_observed() {
             "all serve",
             |_| {},
             "Ready=True/Refitting Accepted=True/Valid Authorized=True/Permitted MembersResolved=True/Complete CommunicatorsReady=True/Tcp InSync=True/Current Degraded=False/AsExpected",
+        ),
+        (
+            "a pod cannot be read",
+            |world| world.malformed.push("pod rl/odd has label x of value `y`".into()),
+            "MembersResolved=True/Complete",
+        ),
+        (
+            "a pod cannot be read and a rank is missing",
+            |world| {
+                world.malformed.push("pod rl/odd has label x of value `y`".into());
+                world.pods.remove(0);
+                world.lose(1);
+            },
+            "MembersResolved=False/PodRejected",
+        ),
+        (
+            "an agent was refused lately",
+            |world| world.refuse(1_000_030, Code::Unsupported, "joined twice"),
+            "Ready=True/Refitting Degraded=True/AgentRefused",
+        ),
+        (
+            "an agent was refused long ago",
+            |world| world.refuse(1_000_000, Code::Unsupported, "joined twice"),
+            "Ready=True/Refitting Degraded=False/AsExpected",
+        ),
+        (
+            "two agents announce one rank",
+            |world| {
+                world.refuse(1_000_030, Code::DuplicateRank, "pod a claims b, which the older pod c holds")
+            },
+            "MembersResolved=False/DuplicateRank",
         ),
         (
             "the API server did not give what is named",

@@ -5,7 +5,7 @@ use super::{PAIR_BYTES, TIMEOUTS, World, key_of};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use weightrefit_core::id::{Epoch, Rank, Sha256};
-use weightrefit_core::membership::roster::{Joining, PoolSpec, Roster, Spec};
+use weightrefit_core::membership::roster::{Basis, Joining, PoolSpec, Roster, Spec};
 use weightrefit_core::membership::{Member, Membership, Seat};
 use weightrefit_core::round::topology::{OnReplicaFailure, PairFacts, Policies, Topology};
 
@@ -51,7 +51,11 @@ impl World {
             ranks_per_replica: self.shape.ranks,
             min_replicas: self.shape.min_replicas,
         };
-        Spec { generation, training_ranks: self.shape.trainers, pools: vec![pool] }
+        Spec {
+            basis: Basis { generation, resolved: Sha256([0; 32]) },
+            training_ranks: self.shape.trainers,
+            pools: vec![pool],
+        }
     }
 
     pub(crate) fn roster(&self) -> Roster {
@@ -63,6 +67,8 @@ impl World {
         Joining {
             incarnation: agent.incarnation,
             pod_uid: format!("pod-{at}"),
+            pod: format!("pod-{at}"),
+            created_s: 0,
             key: key_of(agent.incarnation),
             seats: agent.seats.clone(),
             round_addresses: vec![format!("10.0.0.{at}:1")],
