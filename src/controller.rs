@@ -19,3 +19,4 @@ pub mod seats;
 pub mod status;
 pub mod update_status;
 pub mod validate;
+pub mod watch;

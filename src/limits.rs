@@ -182,9 +182,21 @@ pub const RECONCILE_RETRY: Duration = Duration::from_secs(5);
 
 /// Refits that are validated at once: each may take a core for seconds.
 pub const VALIDATIONS_MAX: usize = 2;
-/// Answer of the API server to one question of a stream or a watch of ours: it takes milliseconds; who
-/// waited this long asks again.
+
+/// Answer of the API server to one question of ours, with every repetition that it asked for: it takes milliseconds;
+/// who waited this long asks again.
 pub const API_ANSWER_MAX: Duration = Duration::from_secs(8);
+
+/// Least pause before a question that the API server did not want to answer yet, even if it says that none is needed.
+pub const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// Between two beginnings of one watch: it lasts [`WATCH_SECONDS`], so who sees it end at once sees a broken server.
+pub const WATCH_PAUSE: Duration = Duration::from_secs(1);
+
+/// Seconds that a watch lasts before it begins again where it ended. kube gives up one that has said nothing for 5 s
+/// more: so a connection that was lost without a word hides changes for a minute at most. Each beginning costs the API
+/// server one request.
+pub const WATCH_SECONDS: u32 = 55;
 
 /// Token reviews in flight: a fleet that enrols at once is reviewed in a few seconds, a flood stays a trickle.
 pub const TOKEN_REVIEWS_MAX: usize = 32;

@@ -2,6 +2,7 @@
 //!
 //! Agents are served by every replica; only the one that holds the lease coordinates.
 
+pub mod client;
 pub mod lease;
 pub mod telemetry;
 
@@ -10,12 +11,13 @@ use crate::controller::gate::{ClusterGate, DEFAULT_AUDIENCE};
 use crate::controller::pods::Pods;
 use crate::controller::relation::Shared;
 use crate::coordinator::{Server, TlsError};
-use crate::identity::{KeptError, load_or_create};
+use crate::identity::{Authority, KeptError, load_or_create};
 use crate::limits;
 use clap::Parser;
+use kube::config::InferConfigError;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector;
-use kube::{Api, Client};
+use kube::{Api, Client, Config};
 use lease::{LEASE, Terms};
 use std::future::Future;
 use std::net::SocketAddr;
@@ -56,6 +58,9 @@ pub struct Args {
 pub enum OperatorError {
     /// No API server.
     #[error("cannot find the API server: {0}")]
+    Config(#[from] InferConfigError),
+    /// Its credentials cannot be used.
+    #[error("cannot talk to the API server: {0}")]
     Client(#[from] kube::Error),
     /// No authority.
     #[error(transparent)]
@@ -115,13 +120,17 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     // All fields by name, so that none is forgotten.
     let Args { namespace, watch_namespace, agent_listen, http_listen, identity, audience } = args;
     let stop = stop_signal()?;
-    let (metrics, health) = (Metrics::new()?, Arc::new(Health::starting("pods are being listed")));
+    let (metrics, health) = (Metrics::new()?, Arc::new(Health::starting("the authority is being read")));
     let http = listen(http_listen).await?;
     let http_address = http.local_addr().ok();
     tokio::spawn(telemetry::serve(http, metrics.clone(), Arc::clone(&health)));
-    let client = Client::try_default().await?;
-    let authority = Arc::new(load_or_create(&client, &namespace).await?);
-    let pods = Arc::new(Pods::new(&client, watch_namespace.as_slice()));
+    let client = client::client(Config::infer().await?, &metrics)?;
+    let mut stop = std::pin::pin!(stop);
+    let authority = tokio::select! {
+        authority = authority(&client, &namespace, &health) => Arc::new(authority?),
+        () = &mut stop => return Ok(()),
+    };
+    let pods = Arc::new(Pods::new(&client, watch_namespace.as_slice(), &metrics.watch_failures));
     let (refits, store) = reflector::store();
     let gate = Arc::new(ClusterGate::new(client.clone(), Arc::clone(&pods), refits, audience));
     let server = Server::start(
@@ -136,7 +145,6 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         Some(identity) => identity,
         None => random_identity()?,
     };
-    let mut stop = std::pin::pin!(stop);
     let leading = async {
         pods.synced().await;
         health.set(None);
@@ -157,6 +165,8 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         authority,
         validations: Semaphore::new(limits::VALIDATIONS_MAX),
         bundles: Mutex::default(),
+        reconciles: metrics.reconciles.clone(),
+        watch_failures: metrics.watch_failures.clone(),
     });
     let api = match &watch_namespace {
         Some(namespace) => Api::namespaced(client, namespace),
@@ -171,6 +181,23 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     held.release().await;
     tracing::info!("stopped; agents go on");
     Ok(())
+}
+
+/// The authority, however long the API server takes to answer: `/readyz` says what is waited for.
+async fn authority(client: &Client, namespace: &str, health: &Health) -> Result<Authority, KeptError> {
+    loop {
+        match load_or_create(client, namespace).await {
+            Err(error @ KeptError::Api { .. }) => {
+                tracing::warn!(%error, "asked again");
+                health.set(Some(&error.to_string()));
+                tokio::time::sleep(limits::RECONCILE_RETRY).await;
+            }
+            ended => {
+                health.set(Some("pods are being listed"));
+                return ended;
+            }
+        }
+    }
 }
 
 /// Two processes of one name would both take the lease for theirs.

@@ -202,6 +202,8 @@ impl RoundDriver {
     fn control(&mut self, control: Control) {
         match control {
             Control::Configure(planned) => self.configure(Arc::new(*planned)),
+            // Who is no member has nothing to finish, and waits for a refit that wants it.
+            Control::Drain if self.plan.is_none() => {}
             Control::Drain => self.drain(),
             Control::Cancel => self.feed(Input::Cancel),
         }

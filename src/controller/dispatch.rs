@@ -5,26 +5,29 @@
 //! - D2: an object that cannot be read is warned of and left alone; the others go on.
 
 use super::relation::{Relation, Shared, Signals};
+use super::watch::watch;
 use crate::api::refit::WeightRefit;
+use kube::api::ObjectMeta;
 use kube::core::DeserializeGuard;
-use kube::runtime::WatchStreamExt;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::reflector::store::Writer;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, ResourceExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
+use tokio::sync::watch::{Sender, channel};
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 
 /// A refit whose task runs.
 struct Entry {
     uid: String,
-    objects: watch::Sender<Arc<WeightRefit>>,
+    objects: Sender<Arc<WeightRefit>>,
     pods: Arc<Notify>,
-    is_deleted: watch::Sender<bool>,
+    is_deleted: Sender<bool>,
 }
 
 struct Dispatch {
@@ -42,21 +45,18 @@ pub async fn dispatch(
 ) {
     let mut stop = pin!(stop);
     let mut pods = pin!(shared.pods.changes());
-    let mut refits = pin!(watcher(api, watcher::Config::default()).default_backoff());
+    let mut refits = pin!(watch(api, watcher::Config::default(), &shared.watch_failures));
     let mut dispatch =
         Dispatch { shared: Arc::clone(&shared), entries: BTreeMap::new(), tasks: JoinSet::new() };
     let mut listed = BTreeSet::new();
     loop {
         tokio::select! {
             () = &mut stop => break,
-            Some(event) = refits.next() => match event {
-                Ok(event) => {
-                    let Some(event) = readable(event) else { continue };
-                    store.apply_watcher_event(&event);
-                    dispatch.follow(event, &mut listed);
-                }
-                Err(error) => tracing::warn!(%error, "watch of refits failed"),
-            },
+            Some(event) = refits.next() => {
+                let Some(event) = dispatch.readable(event) else { continue };
+                store.apply_watcher_event(&event);
+                dispatch.follow(event, &mut listed);
+            }
             Some(refit) = pods.next() => {
                 if let Some(entry) = dispatch.entries.get(&refit) {
                     entry.pods.notify_one();
@@ -76,6 +76,10 @@ pub async fn dispatch(
 }
 
 impl Dispatch {
+    fn readable(&self, event: Event<DeserializeGuard<WeightRefit>>) -> Option<Event<WeightRefit>> {
+        readable(event, |name| self.entries.get(name).map(|entry| Arc::clone(&entry.objects.borrow())))
+    }
+
     fn follow(&mut self, event: Event<WeightRefit>, listed: &mut BTreeSet<String>) {
         match event {
             Event::Init => listed.clear(),
@@ -106,8 +110,8 @@ impl Dispatch {
             return;
         }
         self.delete(&key); // D1
-        let (objects, object) = watch::channel(refit);
-        let (is_deleted, deletion) = watch::channel(false);
+        let (objects, object) = channel(refit);
+        let (is_deleted, deletion) = channel(false);
         let pods = Arc::new(Notify::new());
         let signals = Signals { objects: object, pods: Arc::clone(&pods), is_deleted: deletion };
         self.tasks.spawn(Relation::new(Arc::clone(&self.shared), signals).run());
@@ -121,21 +125,59 @@ impl Dispatch {
     }
 }
 
-/// The event, unless its object cannot be read (D2).
-fn readable(event: Event<DeserializeGuard<WeightRefit>>) -> Option<Event<WeightRefit>> {
-    let read = |guard: DeserializeGuard<WeightRefit>| match guard.0 {
-        Ok(refit) => Some(refit),
-        Err(error) => {
-            let (name, namespace) = (error.metadata.name, error.metadata.namespace);
-            tracing::warn!(name, namespace, error = error.error, "WeightRefit cannot be read");
-            None
-        }
+/// The event, unless its object cannot be read (D2). Where it is listed, which deletes what is not, or deleted, it stands
+/// as it was `known` last.
+fn readable(
+    event: Event<DeserializeGuard<WeightRefit>>,
+    known: impl Fn(&str) -> Option<Arc<WeightRefit>>,
+) -> Option<Event<WeightRefit>> {
+    let read = |guard: DeserializeGuard<WeightRefit>| {
+        guard.0.map_err(|InvalidObject { error, metadata: ObjectMeta { namespace, name, uid, .. } }| {
+            let name = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default());
+            tracing::warn!(refit = name, error, "WeightRefit cannot be read");
+            known(&name).filter(|known| known.uid() == uid)
+        })
     };
+    let last = |guard| read(guard).or_else(|known| known.map(Arc::unwrap_or_clone).ok_or(())).ok();
     Some(match event {
         Event::Init => Event::Init,
         Event::InitDone => Event::InitDone,
-        Event::InitApply(guard) => Event::InitApply(read(guard)?),
-        Event::Apply(guard) => Event::Apply(read(guard)?),
-        Event::Delete(guard) => Event::Delete(read(guard)?),
+        Event::InitApply(guard) => Event::InitApply(last(guard)?),
+        Event::Apply(guard) => Event::Apply(read(guard).ok()?),
+        Event::Delete(guard) => Event::Delete(last(guard)?),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_refit_that_cannot_be_read_any_more_stands_as_it_was() {
+        let refit = |uid: &str, spec: serde_json::Value| {
+            let metadata = json!({"namespace": "rl", "name": "tiny", "uid": uid});
+            let kind = ("weightrefit.dev/v1alpha1", "WeightRefit");
+            json!({"apiVersion": kind.0, "kind": kind.1, "metadata": metadata, "spec": spec})
+        };
+        let spec = json!({
+            "model": {"type": "Registered"},
+            "training": {"worldSize": 2, "ranks": {"type": "StatefulSet"}},
+            "inference": {"pools": [{"name": "default", "ranksPerReplica": 2, "ranks": {"type": "StatefulSet"}}]},
+        });
+        let good: Arc<WeightRefit> = Arc::new(serde_json::from_value(refit("one", spec)).unwrap());
+        let known = |name: &str| (name == "rl/tiny").then(|| Arc::clone(&good));
+        let broken = |uid| serde_json::from_value(refit(uid, json!({"model": 7}))).unwrap();
+        for (event, want) in [
+            (Event::InitApply(broken("one")), Some("InitApply(tiny)")),
+            (Event::Delete(broken("one")), Some("Delete(tiny)")),
+            (Event::Apply(broken("one")), None),
+            (Event::InitApply(broken("two")), None),
+            (Event::Delete(broken("two")), None),
+        ] {
+            let read = readable(event, known).map(|event| event.to_string());
+            assert_eq!(read.as_deref(), want);
+        }
+        assert!(readable(Event::InitApply(broken("one")), |_| None).is_none(), "never known");
+    }
 }

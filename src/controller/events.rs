@@ -71,7 +71,7 @@ impl Publisher {
         Self { recorder, last: BTreeMap::new() }
     }
 
-    /// Publishes them; one that cannot be is lost, for it says nothing that the status does not.
+    /// Publishes them; what cannot be is lost, for it says nothing that the status does not.
     pub async fn publish(&mut self, refit: &WeightRefit, happenings: Vec<Happening>) {
         self.last.retain(|_, at| at.elapsed() < limits::EVENT_INTERVAL);
         for Happening { is_warning, reason, note } in happenings {
@@ -86,12 +86,10 @@ impl Publisher {
                 action: "Reconcile".into(),
                 secondary: None,
             };
-            let object = refit.object_ref(&());
-            let published = self.recorder.publish(&event, &object);
-            match tokio::time::timeout(limits::API_ANSWER_MAX, published).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(reason = event.reason, %error, "event is lost"),
-                Err(_) => tracing::warn!(reason = event.reason, "event is lost: no answer"),
+            if let Err(error) = self.recorder.publish(&event, &refit.object_ref(&())).await {
+                tracing::warn!(reason = event.reason, %error, "events are lost");
+                // The next would wait as long, and what it is about with it.
+                return;
             }
         }
     }

@@ -20,7 +20,6 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
 use weightrefit_core::code::Code;
 use weightrefit_core::membership::Seat;
 use weightrefit_proto::v1;
@@ -36,7 +35,7 @@ pub struct ClusterGate {
     refits: Store<WeightRefit>,
     audience: String,
     consent: Consent,
-    /// Anybody who reaches the port can make us ask; this many questions are open at once.
+    /// Anybody who reaches the port can make us ask; this many questions of agents are open at once.
     reviews: Semaphore,
 }
 
@@ -71,8 +70,8 @@ impl ClusterGate {
         let _permit = self.reviews.acquire().await.expect("the semaphore is never closed");
         let api = Api::<TokenReview>::all(self.client.clone());
         let parameters = PostParams::default();
-        let answer = api.create(&parameters, &review);
-        let review = answered("the review of the token", timeout(limits::API_ANSWER_MAX, answer).await)?;
+        let answer = api.create(&parameters, &review).await;
+        let review = answer.map_err(|error| unanswered("the review of the token", &error))?;
         Ok(review.status.unwrap_or_default())
     }
 
@@ -82,8 +81,8 @@ impl ClusterGate {
             return Ok(facts);
         }
         let api = Api::<Pod>::namespaced(self.client.clone(), &bearer.namespace);
-        let answer = timeout(limits::API_ANSWER_MAX, api.get_opt(&bearer.pod)).await;
-        let pod = answered("the look-up of the pod", answer)?;
+        let pod = api.get_opt(&bearer.pod).await;
+        let pod = pod.map_err(|error| unanswered("the look-up of the pod", &error))?;
         let pod = pod.filter(|pod| pod.metadata.uid.as_deref() == Some(uid)).ok_or_else(|| {
             unauthenticated(format!("pod {}/{} of uid {uid} is gone", bearer.namespace, bearer.pod))
         })?;
@@ -131,6 +130,23 @@ impl Gate for Arc<ClusterGate> {
 
     fn refit_of(&self, pod_uid: &str) -> Option<String> {
         self.pods.by_uid(pod_uid).map(|facts| facts.refit.clone())
+    }
+
+    /// The API server is asked, since a watch may be late; but only where the watch does not know the refit either.
+    async fn is_gone(&self, refit: &str) -> bool {
+        let is_listed = tokio::select! {
+            biased;
+            ready = self.refits.wait_until_ready() => ready.is_ok(),
+            () = std::future::ready(()) => false,
+        };
+        let Some((namespace, name)) = refit.split_once('/').filter(|_| is_listed) else { return false };
+        if self.refits.get(&ObjectRef::new(name).within(namespace)).is_some() {
+            return false;
+        }
+        let _permit = self.reviews.acquire().await.expect("the semaphore is never closed");
+        // Its metadata alone, which any version of the resource has.
+        let api = Api::<WeightRefit>::namespaced(self.client.clone(), namespace);
+        matches!(api.get_metadata_opt(name).await, Ok(None))
     }
 }
 
@@ -205,15 +221,7 @@ fn unauthenticated(text: String) -> v1::Fault {
 }
 
 /// G2: whoever asks may ask again.
-fn answered<T>(
-    what: &str,
-    answer: Result<Result<T, kube::Error>, tokio::time::error::Elapsed>,
-) -> Result<T, v1::Fault> {
-    let text = match answer {
-        Ok(Ok(value)) => return Ok(value),
-        Ok(Err(error)) => format!("the API server refused {what}: {error}"),
-        Err(_) => format!("the API server did not answer {what} in time"),
-    };
-    tracing::warn!(error = text, "cannot ask the API server");
-    Err(fault(Code::Busy, text))
+fn unanswered(what: &str, error: &kube::Error) -> v1::Fault {
+    tracing::warn!(what, %error, "no answer of the API server");
+    fault(Code::Busy, format!("there is no answer to {what}: {error}"))
 }

@@ -6,15 +6,17 @@
 //! - W2: a refit is told of every pod that came to it, changed, or left it.
 
 use super::pod_facts::{PodFacts, REFIT_LABEL, meant, shown};
+use super::watch::watch;
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::DeserializeGuard;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
+use prometheus::IntCounterVec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
+use tokio::sync::watch::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
 use tokio_stream::{Stream, StreamExt};
 
@@ -23,7 +25,7 @@ use tokio_stream::{Stream, StreamExt};
 pub struct Pods {
     shared: Arc<Shared>,
     /// Watches whose first list is complete.
-    listed: watch::Receiver<usize>,
+    listed: Receiver<usize>,
     /// Ended with this.
     watches: JoinSet<()>,
 }
@@ -56,18 +58,20 @@ struct Malformed {
 }
 
 impl Pods {
-    /// Watches the pods of these namespaces, of all where the list is empty, until dropped.
+    /// Watches the pods of these namespaces, of all where the list is empty, until dropped. `failures` counts those of
+    /// the watches.
     #[must_use]
-    pub fn new(client: &Client, namespaces: &[String]) -> Self {
+    pub fn new(client: &Client, namespaces: &[String], failures: &IntCounterVec) -> Self {
         let apis: Vec<Api<DeserializeGuard<Pod>>> = match namespaces {
             [] => vec![Api::all(client.clone())],
             some => some.iter().map(|namespace| Api::namespaced(client.clone(), namespace)).collect(),
         };
         let shared = Arc::new(Shared::default());
-        let (done, listed) = watch::channel(0);
+        let (done, listed) = channel(0);
         let mut watches = JoinSet::new();
         for api in apis {
-            watches.spawn(keep(Arc::clone(&shared), done.clone(), api));
+            let events = watch(api, watcher::Config::default().labels(REFIT_LABEL), failures);
+            watches.spawn(keep(Arc::clone(&shared), done.clone(), events));
         }
         Self { shared, listed, watches }
     }
@@ -141,9 +145,12 @@ impl Shared {
     }
 }
 
-/// One watch, for ever. Failures are repeated with growing pauses.
-async fn keep(shared: Arc<Shared>, listed: watch::Sender<usize>, api: Api<DeserializeGuard<Pod>>) {
-    let events = watcher(api, watcher::Config::default().labels(REFIT_LABEL)).default_backoff();
+/// One watch, for ever.
+async fn keep(
+    shared: Arc<Shared>,
+    listed: Sender<usize>,
+    events: impl Stream<Item = Event<DeserializeGuard<Pod>>>,
+) {
     let mut events = pin!(events);
     let mut own = BTreeSet::new();
     let mut seen = BTreeSet::new();
@@ -151,18 +158,17 @@ async fn keep(shared: Arc<Shared>, listed: watch::Sender<usize>, api: Api<Deseri
     while let Some(event) = events.next().await {
         let mut kept = shared.lock();
         match event {
-            Err(error) => tracing::warn!(%error, "watch of pods failed"),
-            Ok(Event::Init) => seen.clear(),
-            Ok(Event::InitApply(pod)) => drop(seen.insert(kept.apply(pod))),
-            Ok(Event::InitDone) => {
+            Event::Init => seen.clear(),
+            Event::InitApply(pod) => drop(seen.insert(kept.apply(pod))),
+            Event::InitDone => {
                 own.difference(&seen).for_each(|gone| kept.remove(gone));
                 own = std::mem::take(&mut seen);
                 if std::mem::take(&mut is_first) {
                     listed.send_modify(|listed| *listed += 1);
                 }
             }
-            Ok(Event::Apply(pod)) => drop(own.insert(kept.apply(pod))),
-            Ok(Event::Delete(pod)) => {
+            Event::Apply(pod) => drop(own.insert(kept.apply(pod))),
+            Event::Delete(pod) => {
                 let name = name(&pod);
                 kept.remove(&name);
                 own.remove(&name);

@@ -4,6 +4,8 @@
 //! - B1: the steps come in order: each takes what the one before proves.
 //! - B2: while a change is refused, the coordinator goes on with what was accepted before.
 //! - B3: a pod that is gone or may not take part is dismissed before the status says so.
+//! - B4: after a request to the API server that failed, the steps wait, whatever changes meanwhile: a server that
+//!   struggles is not asked as often as agents report.
 
 use super::apply::Applied;
 use super::build::build;
@@ -19,6 +21,7 @@ use super::seats::{SeatError, seat};
 use super::status::{Memory, Observed, Unaccepted, is_trainer_done, status};
 use super::update_status::{Urgency, update_status, urgency};
 use super::validate::validate;
+use super::watch::watch;
 use crate::api::refit::{ABORT_ANNOTATION, WeightRefit};
 use crate::api::status::WeightRefitStatus;
 use crate::coordinator::{Server, View, fault};
@@ -26,15 +29,16 @@ use crate::identity::{Authority, publish_bundle};
 use crate::limits;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::WatchStreamExt;
 use kube::runtime::events::Recorder;
-use kube::runtime::watcher::{self, watcher};
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
+use prometheus::IntCounterVec;
 use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::watch::Receiver;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_stream::StreamExt;
@@ -59,16 +63,20 @@ pub struct Shared {
     pub bundles: Mutex<BTreeSet<String>>,
     /// Bounds how many refits are validated at once.
     pub validations: Semaphore,
+    /// Walks of the steps, by `outcome`.
+    pub reconciles: IntCounterVec,
+    /// Failures of watches, by `resource`.
+    pub watch_failures: IntCounterVec,
 }
 
 /// What a relation is told.
 pub(super) struct Signals {
     /// The object, whenever it changes; closed when it is deleted or the operator stops.
-    pub(super) objects: watch::Receiver<Arc<WeightRefit>>,
+    pub(super) objects: Receiver<Arc<WeightRefit>>,
     /// Its pods have changed.
     pub(super) pods: Arc<Notify>,
     /// Whether the end of `objects` is the object's deletion.
-    pub(super) is_deleted: watch::Receiver<bool>,
+    pub(super) is_deleted: Receiver<bool>,
 }
 
 /// One refit, from its creation to its deletion.
@@ -89,6 +97,8 @@ pub(super) struct Relation {
     /// resourceVersion of the status that was written last.
     written: Option<u64>,
     written_at: Option<Instant>,
+    /// Whether a request of the present walk failed (B4).
+    failed: bool,
 }
 
 impl Relation {
@@ -98,7 +108,10 @@ impl Relation {
         Self {
             api: Api::namespaced(shared.client.clone(), &namespace),
             key: refit.full_name(),
-            maps: ConfigMaps::new(Api::namespaced(shared.client.clone(), &namespace)),
+            maps: ConfigMaps::new(
+                Api::namespaced(shared.client.clone(), &namespace),
+                shared.watch_failures.clone(),
+            ),
             events: Publisher::new(shared.recorder.clone()),
             shared,
             signals,
@@ -109,6 +122,7 @@ impl Relation {
             aborted: None,
             written: None,
             written_at: None,
+            failed: false,
         }
     }
 
@@ -116,6 +130,12 @@ impl Relation {
     pub(super) async fn run(mut self) {
         loop {
             let again = self.reconcile().await;
+            if std::mem::take(&mut self.failed) {
+                tokio::select! {
+                    () = tokio::time::sleep(limits::RECONCILE_RETRY) => continue,
+                    () = ended(&mut self.signals.objects) => break,
+                }
+            }
             let mut view = self.applied.as_ref().map(Applied::view);
             tokio::select! {
                 changed = self.signals.objects.changed() => if changed.is_err() { break },
@@ -157,7 +177,7 @@ impl Relation {
         }
         if matches!(self.accepted, Some((_, Err(Unaccepted::Unreadable(_))))) {
             self.accepted = self.accepted.take().map(|(_, accepted)| (-1, accepted));
-            again = again.min(Instant::now() + limits::RECONCILE_RETRY);
+            self.failed = true;
         }
         self.publish_bundles(&pods).await;
         let consent = self.consent(&pods).await;
@@ -256,16 +276,20 @@ impl Relation {
     }
 
     /// Pods mount the authority's certificate; each namespace gets it once.
-    async fn publish_bundles(&self, pods: &[Arc<PodFacts>]) {
-        let bundles = || self.shared.bundles.lock().unwrap_or_else(PoisonError::into_inner);
+    async fn publish_bundles(&mut self, pods: &[Arc<PodFacts>]) {
+        let shared = Arc::clone(&self.shared);
+        let bundles = || shared.bundles.lock().unwrap_or_else(PoisonError::into_inner);
         let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.namespace.as_str()).collect();
         for namespace in namespaces {
             if bundles().contains(namespace) {
                 continue;
             }
-            match publish_bundle(&self.shared.client, namespace, &self.shared.authority).await {
+            match publish_bundle(&shared.client, namespace, &shared.authority).await {
                 Ok(()) => drop(bundles().insert(namespace.to_owned())),
-                Err(error) => tracing::warn!(%error, "pods cannot mount the authority's certificate yet"),
+                Err(error) => {
+                    tracing::warn!(%error, "pods cannot mount the authority's certificate yet");
+                    self.failed = true;
+                }
             }
         }
     }
@@ -333,27 +357,31 @@ impl Relation {
 
     /// Writes the status, if it is time; else returns when it will be.
     async fn write(&mut self, refit: &WeightRefit, next: WeightRefitStatus) -> Option<Instant> {
+        let reconciles = self.shared.reconciles.clone();
+        let count = |outcome: &str| reconciles.with_label_values(&[outcome]).inc();
         let due = match urgency(&self.status, &next) {
-            Urgency::Same => return None,
+            Urgency::Same => {
+                count("unchanged");
+                return None;
+            }
             Urgency::Now => None,
             Urgency::Later => self.written_at.map(|at| at + limits::STATUS_INTERVAL),
         };
         if let Some(due) = due.filter(|due| *due > Instant::now()) {
+            count("deferred");
             return Some(due);
         }
         let (name, uid) = (refit.name_any(), refit.uid().unwrap_or_default());
-        let writing = update_status(&self.api, &name, &uid, &self.status, &next);
-        let written = match tokio::time::timeout(limits::API_ANSWER_MAX, writing).await {
-            Ok(Ok(written)) => written,
-            Ok(Err(error)) => {
+        let written = match update_status(&self.api, &name, &uid, &self.status, &next).await {
+            Ok(written) => written,
+            Err(error) => {
                 tracing::warn!(refit = self.key, %error, "status is not written");
-                return Some(Instant::now() + limits::RECONCILE_RETRY);
-            }
-            Err(_) => {
-                tracing::warn!(refit = self.key, "status is not written: no answer");
-                return Some(Instant::now() + limits::RECONCILE_RETRY);
+                count("failed");
+                self.failed = true;
+                return None;
             }
         };
+        count("written");
         let news = happenings(&self.status, &next);
         self.written = written.resource_version().and_then(|version| version.parse().ok());
         self.written_at = Some(Instant::now());
@@ -377,7 +405,12 @@ fn pod_name(pods: &Arc<Pods>) -> Arc<PodName> {
     Arc::new(move |uid| pods.by_uid(uid).map(|pod| pod.shown()))
 }
 
-async fn changed(view: Option<&mut watch::Receiver<View>>) {
+/// Ends when the object is deleted or the operator stops, however often the object changes before.
+async fn ended(objects: &mut Receiver<Arc<WeightRefit>>) {
+    while objects.changed().await.is_ok() {}
+}
+
+async fn changed(view: Option<&mut Receiver<View>>) {
     if let Some(view) = view
         && view.changed().await.is_ok()
     {
@@ -391,13 +424,14 @@ struct ConfigMaps {
     api: Api<ConfigMap>,
     names: BTreeSet<String>,
     changed: Arc<Notify>,
+    failures: IntCounterVec,
     /// Ended with this.
     watches: JoinSet<()>,
 }
 
 impl ConfigMaps {
-    fn new(api: Api<ConfigMap>) -> Self {
-        Self { api, names: BTreeSet::new(), changed: Arc::default(), watches: JoinSet::new() }
+    fn new(api: Api<ConfigMap>, failures: IntCounterVec) -> Self {
+        Self { api, names: BTreeSet::new(), changed: Arc::default(), failures, watches: JoinSet::new() }
     }
 
     fn watch(&mut self, names: BTreeSet<&str>) {
@@ -407,28 +441,25 @@ impl ConfigMaps {
         self.watches.abort_all();
         for name in &names {
             let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-            let (api, changed) = (self.api.clone(), Arc::clone(&self.changed));
+            let events = watch(self.api.clone(), config, &self.failures);
+            let changed = Arc::clone(&self.changed);
             self.watches.spawn(async move {
-                let mut events = pin!(watcher(api, config).default_backoff());
+                let mut events = pin!(events);
                 let mut known: Option<Option<String>> = None;
                 let mut listed = None;
                 while let Some(event) = events.next().await {
                     let now = match event {
-                        Ok(watcher::Event::Init) => {
+                        Event::Init => {
                             listed = None;
                             continue;
                         }
-                        Ok(watcher::Event::InitApply(map)) => {
+                        Event::InitApply(map) => {
                             listed = map.resource_version();
                             continue;
                         }
-                        Ok(watcher::Event::InitDone) => listed.take(),
-                        Ok(watcher::Event::Apply(map)) => map.resource_version(),
-                        Ok(watcher::Event::Delete(_)) => None,
-                        Err(error) => {
-                            tracing::warn!(%error, "watch of a ConfigMap failed");
-                            continue;
-                        }
+                        Event::InitDone => listed.take(),
+                        Event::Apply(map) => map.resource_version(),
+                        Event::Delete(_) => None,
                     };
                     if known.replace(now.clone()) != Some(now) {
                         changed.notify_one();

@@ -38,6 +38,9 @@ pub trait Gate: Send + Sync + 'static {
 
     /// The refit (namespace/name) that the pod belongs to, whatever its agent announces; `None` where only agents say.
     fn refit_of(&self, pod_uid: &str) -> Option<String>;
+
+    /// Whether `refit` (namespace/name) does not exist, for certain: that nobody coordinates it yet is not enough.
+    fn is_gone(&self, refit: &str) -> impl Future<Output = bool> + Send;
 }
 
 /// Without Kubernetes whoever holds a pod's one-time token is that pod, and was started as what it claims.
@@ -55,5 +58,10 @@ impl Gate for Arc<Tokens> {
 
     fn refit_of(&self, _: &str) -> Option<String> {
         None
+    }
+
+    /// A run lasts as long as its coordinator.
+    async fn is_gone(&self, _: &str) -> bool {
+        false
     }
 }

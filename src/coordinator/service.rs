@@ -129,9 +129,14 @@ impl<G: Gate> Stream<G> {
             Ok(joining) => joining?,
             Err(fault) => return self.refuse(pod, None, fault).await,
         };
-        let (session, refit) = (self.session, joining.refit.clone());
+        let (session, refit, was_member) = (self.session, joining.refit.clone(), joining.epoch_seen > 0);
         let (hub, present) = match self.join(pod, key, joining).await {
             Ok(taken) => taken?,
+            // Else the members of a refit that was deleted while nobody coordinated would go on for ever.
+            Err(_) if was_member && self.gate.is_gone(&refit).await => {
+                tracing::info!(pod, refit, "refit was deleted");
+                return self.instruct(instruction::Kind::Drain(v1::Drain {})).await;
+            }
             Err(fault) => return self.refuse(pod, Some(refit), fault).await,
         };
         // From here on only the hub holds the agent's queue: when it lets go, the stream ends.
@@ -151,9 +156,12 @@ impl<G: Gate> Stream<G> {
             // One of many may be lost where the hub has too much to do.
             let _ = hub.try_send(Input::Refused { pod_uid: pod.to_owned(), fault: fault.clone() });
         }
-        let refused = v1::Instruction { kind: Some(instruction::Kind::Refused(fault)) };
+        self.instruct(instruction::Kind::Refused(fault)).await
+    }
+
+    async fn instruct(&self, kind: instruction::Kind) -> Result<(), Status> {
         // The agent that is gone needs no answer.
-        let _ = self.instructions.send(Ok(refused)).await;
+        let _ = self.instructions.send(Ok(v1::Instruction { kind: Some(kind) })).await;
         Ok(())
     }
 

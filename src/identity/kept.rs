@@ -12,8 +12,6 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use std::collections::BTreeMap;
-use std::future::Future;
-use tokio::time::timeout;
 
 /// Name of the Secret in the operator's namespace.
 pub const CA_SECRET: &str = "weightrefit-ca";
@@ -37,9 +35,6 @@ pub enum KeptError {
         /// Why it failed.
         source: Box<kube::Error>,
     },
-    /// No answer.
-    #[error("cannot {0}: the API server did not answer in time")]
-    Silent(String),
     /// The Secret is there, and is not ours.
     #[error("secret {secret} has no text under {key}; delete it to have a new authority made")]
     Missing {
@@ -62,6 +57,10 @@ pub enum KeptError {
 }
 
 impl KeptError {
+    fn api(what: String) -> impl FnOnce(kube::Error) -> Self {
+        |source| Self::Api { what, source: Box::new(source) }
+    }
+
     fn is_already_there(&self) -> bool {
         let Self::Api { source, .. } = self else { return false };
         matches!(source.as_ref(), kube::Error::Api(status) if status.is_already_exists())
@@ -75,20 +74,21 @@ impl KeptError {
 pub async fn load_or_create(client: &Client, namespace: &str) -> Result<Authority, KeptError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
     let name = format!("{namespace}/{CA_SECRET}");
-    if let Some(secret) = answer(format!("read secret {name}"), api.get_opt(CA_SECRET)).await? {
+    let read = || KeptError::api(format!("read secret {name}"));
+    if let Some(secret) = api.get_opt(CA_SECRET).await.map_err(read())? {
         return of_secret(&secret, &name);
     }
     let authority = Authority::generate()?;
     let (parameters, secret) = (PostParams::default(), secret_of(&authority));
-    let created = answer(format!("create secret {name}"), api.create(&parameters, &secret)).await;
-    match created {
+    let created = api.create(&parameters, &secret).await;
+    match created.map_err(KeptError::api(format!("create secret {name}"))) {
         Ok(_) => {
             tracing::info!(secret = name, "made a certificate authority");
             Ok(authority)
         }
         // A1
         Err(error) if error.is_already_there() => {
-            let secret = answer(format!("read secret {name}"), api.get(CA_SECRET)).await?;
+            let secret = api.get(CA_SECRET).await.map_err(read())?;
             of_secret(&secret, &name)
         }
         Err(error) => Err(error),
@@ -113,8 +113,7 @@ pub async fn publish_bundle(
     };
     let (parameters, patch) = (PatchParams::apply(limits::FIELD_MANAGER).force(), Patch::Apply(&bundle));
     let what = format!("apply configmap {namespace}/{CA_BUNDLE}");
-    answer(what, api.patch(CA_BUNDLE, &parameters, &patch)).await?;
-    Ok(())
+    api.patch(CA_BUNDLE, &parameters, &patch).await.map(drop).map_err(KeptError::api(what))
 }
 
 fn secret_of(authority: &Authority) -> Secret {
@@ -136,15 +135,4 @@ fn of_secret(secret: &Secret, name: &str) -> Result<Authority, KeptError> {
     };
     Authority::from_pem(text(CERTIFICATE)?, text(KEY)?)
         .map_err(|source| KeptError::Unusable { secret: name.to_owned(), source })
-}
-
-async fn answer<T>(
-    what: String,
-    asked: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<T, KeptError> {
-    match timeout(limits::API_ANSWER_MAX, asked).await {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(source)) => Err(KeptError::Api { what, source: Box::new(source) }),
-        Err(_) => Err(KeptError::Silent(what)),
-    }
 }

@@ -5,7 +5,8 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
-use prometheus::{GaugeVec, IntGauge, Opts, Registry};
+use prometheus::core::Collector;
+use prometheus::{GaugeVec, IntCounterVec, IntGauge, Opts, Registry};
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 
@@ -19,6 +20,12 @@ pub struct Metrics {
     pub build_info: GaugeVec,
     /// Agents and strangers refused.
     pub refusals: Refusals,
+    /// Requests to the API server.
+    pub api_requests: IntCounterVec,
+    /// Watches that failed.
+    pub watch_failures: IntCounterVec,
+    /// Walks of the steps from a refit to its status.
+    pub reconciles: IntCounterVec,
 }
 
 impl Metrics {
@@ -32,11 +39,39 @@ impl Metrics {
             registry: Registry::new(),
             leader: IntGauge::with_opts(opts("leader", "1 while this process leads, else 0."))?,
             build_info: GaugeVec::new(opts("build_info", "Constant 1."), &["version"])?,
+            api_requests: IntCounterVec::new(
+                opts("api_requests_total", "Requests to the API server, by what came of them."),
+                &["code"],
+            )?,
+            watch_failures: IntCounterVec::new(
+                opts("watch_failures_total", "Watches that failed, or ended before their time."),
+                &["resource"],
+            )?,
             refusals: Refusals::default(),
+            reconciles: IntCounterVec::new(
+                opts("reconciles_total", "Looks at a refit, by what came of its status."),
+                &["outcome"],
+            )?,
         };
-        metrics.registry.register(metrics.refusals.collector())?;
-        metrics.registry.register(Box::new(metrics.leader.clone()))?;
-        metrics.registry.register(Box::new(metrics.build_info.clone()))?;
+        // All fields by name, so that none is forgotten.
+        let Self { registry, leader, build_info, refusals, api_requests, watch_failures, reconciles } =
+            &metrics;
+        let all: [Box<dyn Collector>; 6] = [
+            Box::new(leader.clone()),
+            Box::new(build_info.clone()),
+            refusals.collector(),
+            Box::new(api_requests.clone()),
+            Box::new(watch_failures.clone()),
+            Box::new(reconciles.clone()),
+        ];
+        all.into_iter().try_for_each(|collector| registry.register(collector))?;
+        // What counts failures is there, and 0, before anything fails.
+        ["429", "500", "503", "failed", "timeout"]
+            .iter()
+            .for_each(|code| drop(api_requests.with_label_values(&[code])));
+        ["deferred", "failed", "unchanged", "written"]
+            .iter()
+            .for_each(|outcome| drop(reconciles.with_label_values(&[outcome])));
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         Ok(metrics)
     }

@@ -167,13 +167,13 @@ fn programs() -> &'static Path {
 
 /// A port of the loopback that the kernel gives to nobody else while this lives: a bound socket that never listens.
 /// A server that shares it (`SO_REUSEPORT`) gets every connection.
-struct ReservedPort {
-    address: SocketAddrV4,
+pub(crate) struct ReservedPort {
+    pub(crate) address: SocketAddrV4,
     _socket: OwnedFd,
 }
 
 impl ReservedPort {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).expect("a socket");
         sockopt::set_socket_reuseport(&socket, true).expect("SO_REUSEPORT");

@@ -11,6 +11,7 @@ use weightrefit::controller::consent::NoConsent;
 use weightrefit::controller::gate::{ClusterGate, DEFAULT_AUDIENCE};
 use weightrefit::controller::pods::Pods;
 use weightrefit::coordinator::Gate;
+use weightrefit::operator::telemetry::Metrics;
 use weightrefit_core::id::Rank;
 use weightrefit_core::membership::Seat;
 use weightrefit_proto::v1::Fault;
@@ -19,7 +20,8 @@ use weightrefit_proto::v1::Fault;
 /// replicas of two ranks.
 async fn gate(bed: &Bed, pods_of: &str, refit_namespace: &str) -> (Arc<ClusterGate>, Arc<Pods>) {
     let client = bed.client().await;
-    let pods = Arc::new(Pods::new(&client, &[pods_of.to_owned()]));
+    let failures = Metrics::new().expect("metrics").watch_failures;
+    let pods = Arc::new(Pods::new(&client, &[pods_of.to_owned()], &failures));
     pods.synced().await;
     let refit = json!({
         "apiVersion": "weightrefit.dev/v1alpha1",

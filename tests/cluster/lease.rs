@@ -1,13 +1,11 @@
 //! Leader election against a real Lease.
 
 use crate::bed::Bed;
-use crate::members::PATIENCE;
+use crate::fault_proxy::{Fault, FaultProxy, Rule};
+use crate::members::{PATIENCE, eventually};
 use serde_json::json;
 use std::future::Future;
 use std::time::Duration;
-use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinHandle, JoinSet};
 use weightrefit::operator::lease::{LEASE, Terms, acquire};
 
 /// As short as the Lease allows.
@@ -53,29 +51,34 @@ async fn the_lease_goes_from_hand_to_hand_and_is_never_in_two() {
 async fn a_leader_that_is_cut_off_leads_no_more() {
     let bed = Bed::shared();
     bed.create_namespace("cut-off");
-    let mut config = bed.config().await;
-    let (address, relay) = relay(&config).await;
-    config.cluster_url = format!("https://{address}").parse().expect("a URL");
-    let client = kube::Client::try_from(config).expect("a client");
+    let (mut proxy, client) = behind_proxy(bed).await;
     let mut leader = soon("it leads", acquire(client, "cut-off", LEASE, "leader", TERMS)).await;
-    relay.abort();
+    proxy.refuse();
     soon("it notices", leader.lost()).await;
     let next = acquire(bed.client().await, "cut-off", LEASE, "next", TERMS);
     assert!(soon("another leads", next).await.leads());
 }
 
-/// Passes connections on to the API server until it is aborted, which cuts those that are open.
-async fn relay(config: &kube::Config) -> (std::net::SocketAddr, JoinHandle<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = listener.local_addr().expect("bound");
-    let authority = config.cluster_url.authority().expect("an address").to_string();
-    let relay = tokio::spawn(async move {
-        let mut connections = JoinSet::new();
-        loop {
-            let (mut near, _) = listener.accept().await.expect("a connection");
-            let mut far = TcpStream::connect(&authority).await.expect("the API server");
-            connections.spawn(async move { copy_bidirectional(&mut near, &mut far).await });
-        }
-    });
-    (address, relay)
+#[tokio::test]
+async fn a_leader_survives_a_write_that_is_never_answered() {
+    let bed = Bed::shared();
+    bed.create_namespace("mute");
+    let (proxy, client) = behind_proxy(bed).await;
+    // Long enough for a busy machine; the write takes a third of it.
+    let terms = Terms { duration: Duration::from_secs(60), renew_within: Duration::from_secs(12), ..TERMS };
+    let leader = soon("it leads", acquire(client, "mute", LEASE, "leader", terms)).await;
+    proxy.arm(Rule::new("mute", &["PUT", "/leases/"], Fault::NoAnswer, 1));
+    let writes = || proxy.lines(&["PUT", "/leases/"]).len();
+    let is_met = || async { (proxy.hits("mute") == 1).then(writes) };
+    let before = eventually("a write is not answered", is_met).await;
+    eventually("it writes again", || async { (writes() > before).then_some(()) }).await;
+    assert!(leader.leads());
+}
+
+/// A client that reaches the API server through a proxy.
+async fn behind_proxy(bed: &'static Bed) -> (FaultProxy, kube::Client) {
+    let proxy = tokio::task::spawn_blocking(|| FaultProxy::start(bed)).await.expect("no panic");
+    let mut config = bed.config().await;
+    config.cluster_url = proxy.url().parse().expect("a URL");
+    (proxy, kube::Client::try_from(config).expect("a client"))
 }

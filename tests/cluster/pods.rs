@@ -6,6 +6,7 @@ use serde_json::json;
 use tokio_stream::{Stream, StreamExt};
 use weightrefit::controller::pod_facts::Side;
 use weightrefit::controller::pods::Pods;
+use weightrefit::operator::telemetry::Metrics;
 
 /// Reads changes until the watch knows what is wanted.
 async fn told(changes: &mut (impl Stream<Item = String> + Unpin), what: &str, known: impl Fn() -> bool) {
@@ -20,13 +21,14 @@ async fn the_watch_follows_pods_from_refit_to_refit_and_leaves_out_what_it_canno
     let bed = Bed::shared();
     bed.create_namespace("pods");
     let namespaces = ["pods".to_owned()];
+    let failures = Metrics::new().expect("metrics").watch_failures;
     let before = create_pod(
         bed,
         "pods",
         "trainer-0",
         json!({"weightrefit.dev/refit": "one", "weightrefit.dev/side": "training"}),
     );
-    let pods = Pods::new(&bed.client().await, &namespaces);
+    let pods = Pods::new(&bed.client().await, &namespaces, &failures);
     pods.synced().await;
     let names = |refit: &str| {
         let pods = pods.of(refit);

@@ -57,6 +57,11 @@ impl Process {
         self.child.try_wait().expect("a child").is_some()
     }
 
+    /// Its exit code, once it has ended by itself.
+    pub(crate) fn exit_code(&mut self) -> Option<i32> {
+        self.child.try_wait().expect("a child")?.code()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid")).expect("a pid");
         kill_process(pid, signal).expect("not reaped yet");

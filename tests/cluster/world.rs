@@ -32,8 +32,8 @@ pub(crate) struct World {
     operator: Option<Process>,
     /// Where agents dial; the same for each operator of this world.
     agents: Option<String>,
-    /// Where the operator tells of itself.
-    http: Option<String>,
+    /// Where operators find the API server, if not at its own address.
+    api_server: Option<String>,
     pods: BTreeMap<String, Pod>,
     starts: u32,
     worlds: u32,
@@ -94,7 +94,7 @@ impl World {
             folder,
             operator: None,
             agents: None,
-            http: None,
+            api_server: None,
             pods: BTreeMap::new(),
             starts: 0,
             worlds: 0,
@@ -123,6 +123,11 @@ impl World {
         self.bed.send("apply", self.documents());
     }
 
+    /// Operators find the API server at this URL from now on.
+    pub(crate) fn reach_api_server_at(&mut self, url: String) {
+        self.api_server = Some(url);
+    }
+
     /// Starts an operator with the rights of the manifest, and waits until agents can dial it.
     pub(crate) fn start_operator(&mut self) {
         let namespace = self.namespace.clone();
@@ -130,6 +135,9 @@ impl World {
         let config = std::fs::read_to_string(self.bed.kubeconfig()).expect("a file");
         let mut config: Value = serde_json::from_str(&config).expect("JSON");
         config["users"][0]["user"]["token"] = json!(token.trim_end());
+        if let Some(url) = &self.api_server {
+            config["clusters"][0]["cluster"] = json!({"server": url});
+        }
         let kubeconfig = self.path("operator.kubeconfig");
         std::fs::write(&kubeconfig, config.to_string()).expect("a file");
         let listen = self.agents.clone().unwrap_or_else(|| "127.0.0.1:0".into());
@@ -141,13 +149,7 @@ impl World {
             .env("KUBECONFIG", &kubeconfig)
             .env("RUST_LOG", "info,weightrefit=debug");
         let operator = Process::start(command, self.path(&format!("operator-{}.log", self.starts)));
-        let address = wait_for("the operator serves", || {
-            let log = operator.log();
-            let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            let field = |line: &Value, name: &str| line["fields"][name].as_str().map(str::to_owned);
-            lines.filter_map(|line| Some((field(&line, "agents")?, field(&line, "http")?))).next()
-        });
-        (self.agents, self.http) = (Some(address.0), Some(address.1));
+        self.agents = Some(wait_for("the operator serves", || logged_field(&operator, "agents")));
         self.operator = Some(operator);
     }
 
@@ -166,7 +168,7 @@ impl World {
 
     /// What the operator's `/metrics` says now.
     pub(crate) fn metrics(&self) -> String {
-        let mut stream = TcpStream::connect(self.http.as_ref().expect("an operator")).expect("it serves");
+        let mut stream = TcpStream::connect(self.http()).expect("it serves");
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it reads");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("text");
@@ -176,6 +178,15 @@ impl World {
     /// Whether the present operator has logged this.
     pub(crate) fn operator_said(&self, text: &str) -> bool {
         self.operator.as_ref().is_some_and(|operator| operator.log().contains(text))
+    }
+
+    fn http(&self) -> String {
+        logged_field(self.operator.as_ref().expect("an operator"), "http").expect("it serves")
+    }
+
+    /// The operator's exit code, once it has ended by itself.
+    pub(crate) fn operator_exit_code(&mut self) -> Option<i32> {
+        self.operator.as_mut().expect("an operator").exit_code()
     }
 
     /// Ends the operator without a word.
@@ -347,11 +358,22 @@ impl World {
     /// Publishes the step and waits until every training rank has its memory back.
     pub(crate) fn refit(&mut self, step: i64) {
         self.publish(step);
+        self.wait(&format!("step {step} is released"), |world| world.has_memory_back(step));
+    }
+
+    /// Whether every training rank has been told that the step's memory is its own again.
+    pub(crate) fn has_memory_back(&self, step: i64) -> bool {
         let released = format!("{{\"type\":\"released\",\"step\":{step}}}");
-        self.wait(&format!("step {step} is released"), |world| {
-            let mut trainers = world.pods.values().filter(|pod| pod.side == Side::Training);
-            trainers.all(|pod| pod.clients.iter().all(|client| client.said(&released)))
-        });
+        let mut trainers = self.pods.values().filter(|pod| pod.side == Side::Training);
+        trainers.all(|pod| pod.clients.iter().all(|client| client.said(&released)))
+    }
+
+    /// How often this text is in the logs of this world's processes, those that have ended included.
+    pub(crate) fn logged(&self, text: &str) -> usize {
+        let files =
+            std::fs::read_dir(self.folder.path()).expect("a folder").map(|file| file.expect("a file").path());
+        let logs = files.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
+        logs.map(|log| std::fs::read_to_string(log).expect("a log").matches(text).count()).sum()
     }
 
     /// How often engines have compared their live tensors of a step with the file and found no difference.
@@ -440,6 +462,13 @@ impl World {
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
+}
+
+/// The first value of this field in a process's log.
+fn logged_field(process: &Process, field: &str) -> Option<String> {
+    let log = process.log();
+    let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.find_map(|line| line["fields"][field].as_str().map(str::to_owned))
 }
 
 /// The status of a condition, empty while there is none.
