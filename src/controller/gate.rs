@@ -7,6 +7,7 @@
 //! - G2: an answer that could not be got refuses for now, never for ever and never in favour.
 
 use super::consent::{Consent, NoConsent};
+use super::pod::Pod;
 use super::pod_facts::PodFacts;
 use super::pods::Pods;
 use super::seats;
@@ -14,7 +15,6 @@ use crate::api::refit::WeightRefit;
 use crate::coordinator::{Admitted, Gate, fault};
 use crate::limits;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
-use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client};

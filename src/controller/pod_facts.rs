@@ -1,6 +1,6 @@
 //! What is kept of a pod: less than 1 KiB of the some 20 KiB that the API server sends.
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use super::pod::{Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use std::net::IpAddr;
 
@@ -272,5 +272,5 @@ fn phase(status: Option<&PodStatus>) -> PodPhase {
 
 fn is_ready(status: &PodStatus) -> bool {
     let mut conditions = status.conditions.iter().flatten();
-    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
 }

@@ -5,9 +5,9 @@
 //! - W1: a pod that cannot be read is none of the pods; what is wrong with it is kept for the refit that it means.
 //! - W2: a refit is told of every pod that came to it, changed, or left it.
 
+use super::pod::Pod;
 use super::pod_facts::{PodFacts, REFIT_LABEL, meant, shown};
 use super::watch::watch;
-use k8s_openapi::api::core::v1::Pod;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};

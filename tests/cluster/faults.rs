@@ -3,8 +3,6 @@
 use crate::fault_proxy::{Fault, FaultProxy, Rule};
 use crate::world::{Side, World, condition};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::Instant;
 
 /// Which requests about a refit meet a fault. Each refit names a ConfigMap of its own.
