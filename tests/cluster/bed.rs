@@ -2,17 +2,21 @@
 //!
 //! No controller runs: namespaces have no accounts but those a test creates, and nothing collects what is owned.
 
+use kube::Resource;
+use kube::api::{ListParams, Request};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use weightrefit::api::refit::WeightRefit;
 
 /// For a start, which takes seconds unless the machine is busy.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -22,6 +26,7 @@ pub(crate) struct Bed {
     folder: PathBuf,
     /// `tests/testbed/up`; ends both programs and removes the folder when its standard input ends.
     supervisor: Child,
+    client: OnceLock<kube::Client>,
     _ports: [ReservedPort; 2],
 }
 
@@ -47,7 +52,8 @@ impl Bed {
             .spawn()
             .expect("bash starts");
         let address = api.address;
-        let mut bed = Self { folder: folder.keep(), supervisor, _ports: [etcd, api] };
+        let mut bed =
+            Self { folder: folder.keep(), supervisor, client: OnceLock::new(), _ports: [etcd, api] };
         bed.wait_until_ready(address);
         bed
     }
@@ -83,7 +89,7 @@ impl Bed {
 
     /// Sends documents, YAML or JSON, to `kubectl VERB -o json -f -` (`apply`, `create`, `replace`), and returns what
     /// the server made of them.
-    pub(crate) fn send(&self, verb: &str, documents: impl std::fmt::Display) -> serde_json::Value {
+    pub(crate) fn send(&self, verb: &str, documents: impl std::fmt::Display) -> Value {
         let arguments = [verb, "-o", "json", "-f", "-"];
         let printed = succeeded(&arguments, self.kubectl_with_input(&arguments, &documents.to_string()));
         serde_json::from_str(&printed).expect("kubectl prints JSON")
@@ -99,6 +105,17 @@ impl Bed {
     pub(crate) fn create_namespace(&self, name: &str) {
         self.kubectl(&["create", "namespace", name]);
         self.kubectl(&["create", "serviceaccount", "default", "-n", name]);
+    }
+
+    /// All refits of a namespace, as the server has them. Tests that wait look ten times a second; a process of
+    /// `kubectl` for each look would take more of the machine than all that is tested.
+    pub(crate) fn refits(&self, namespace: &str) -> Vec<Value> {
+        static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("threads"));
+        let client = self.client.get_or_init(|| RUNTIME.block_on(self.client()));
+        let path = WeightRefit::url_path(&(), Some(namespace));
+        let request = Request::new(path).list(&ListParams::default()).expect("a request");
+        let list = RUNTIME.block_on(client.request::<Value>(request)).expect("the server answers");
+        list["items"].as_array().expect("a list").clone()
     }
 
     /// A client with the administrator's credentials.

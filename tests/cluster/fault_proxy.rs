@@ -130,7 +130,7 @@ impl FaultProxy {
     /// Accepts connections again.
     pub(crate) fn listen(&mut self) {
         let runtime = Runtime::new().expect("a runtime");
-        let router = runtime.block_on(async {
+        let (listener, router) = runtime.block_on(async {
             let socket = TcpSocket::new_v4().expect("a socket");
             socket.set_reuseport(true).expect("SO_REUSEPORT");
             socket.bind(self.port.address.into()).expect("the reserved port");
@@ -139,9 +139,9 @@ impl FaultProxy {
             (config.default_retry, config.auth_info) = (false, Default::default());
             let upstream = Client::try_from(config).expect("a client");
             let router = Router::new().fallback(handle).with_state((upstream, Arc::clone(&self.shared)));
-            async { axum::serve(listener, router).await }
+            (listener, router)
         });
-        runtime.spawn(router);
+        runtime.spawn(async { axum::serve(listener, router).await });
         self.runtime = Some(runtime);
     }
 

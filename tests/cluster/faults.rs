@@ -91,16 +91,9 @@ fn behind_proxy(namespace: &str) -> (World, FaultProxy) {
     (world, proxy)
 }
 
-/// All refits of the namespace, as the API server has them.
-fn refits(world: &World) -> Vec<Value> {
-    let list = world.bed.kubectl(&["get", "weightrefits", "-n", &world.namespace, "-o", "json"]);
-    let list: Value = serde_json::from_str(&list).expect("JSON");
-    list["items"].as_array().expect("a list").clone()
-}
-
 /// Names of the rows whose refit does not have this status and reason of Accepted.
 fn without(world: &World, of: impl Fn(&str) -> bool, status: &str) -> Vec<String> {
-    let refits = refits(world);
+    let refits = world.bed.refits(&world.namespace);
     let is_right = |name: &str| {
         let refit = refits.iter().find(|refit| refit["metadata"]["name"] == name);
         refit.is_some_and(|refit| condition(&refit["status"], "Accepted").0 == status)
