@@ -3,6 +3,7 @@
 mod abort;
 mod cluster;
 mod completion;
+mod coordinate;
 mod crd;
 mod explain;
 mod failure;
@@ -45,6 +46,7 @@ enum Command {
     Plan(plan::Plan),
     Layout(layout::Layout),
     Local(local::Local),
+    Coordinate(coordinate::Coordinate),
     Validate(validate::Validate),
     Status(status::Status),
     History(history::History),
@@ -95,6 +97,7 @@ fn run(command: Command, printer: &Printer) -> Result<(), Failure> {
         Command::Plan(command) => command.run(printer),
         Command::Layout(command) => command.run(printer),
         Command::Local(command) => command.run(printer),
+        Command::Coordinate(command) => command.run(printer),
         Command::Validate(command) => command.run(printer),
         Command::Status(command) => command.run(printer),
         Command::History(command) => command.run(printer),

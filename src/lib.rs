@@ -5,9 +5,11 @@
 pub mod api;
 pub mod cli;
 pub mod controller;
+pub mod coordinate;
 pub mod coordinator;
 pub mod identity;
 pub mod limits;
 pub mod local;
 pub mod operator;
 pub mod safetensors;
+pub mod stop;

@@ -22,4 +22,6 @@ mod world;
 pub use fault::{Fault, FaultError};
 pub use launch::{Broken, BrokenError};
 pub use report::{LeftOut, LocalReport, PlanPart, RoundLine, Verdict};
+pub(crate) use resolved::settings;
 pub use run::{LocalError, Options, run};
+pub(crate) use world::World;

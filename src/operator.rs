@@ -13,19 +13,18 @@ use crate::controller::relation::Shared;
 use crate::coordinator::{Server, TlsError};
 use crate::identity::{Authority, KeptError, load_or_create};
 use crate::limits;
+use crate::stop::stop_signal;
 use clap::Parser;
 use kube::config::InferConfigError;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector;
 use kube::{Api, Client, Config};
 use lease::{LEASE, Terms};
-use std::future::Future;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use telemetry::{Health, Metrics};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 use tracing_subscriber::EnvFilter;
 
@@ -119,7 +118,8 @@ fn exit_on_panic() {
 async fn run(args: Args) -> Result<(), OperatorError> {
     // All fields by name, so that none is forgotten.
     let Args { namespace, watch_namespace, agent_listen, http_listen, identity, audience } = args;
-    let stop = stop_signal()?;
+    let signals = |source| OperatorError::System { action: "listen for signals".into(), source };
+    let stop = stop_signal().map_err(signals)?;
     let (metrics, health) = (Metrics::new()?, Arc::new(Health::starting("the authority is being read")));
     let http = listen(http_listen).await?;
     let http_address = http.local_addr().ok();
@@ -214,18 +214,4 @@ fn random_identity() -> Result<String, OperatorError> {
 async fn listen(address: SocketAddr) -> Result<TcpListener, OperatorError> {
     let failed = |source| OperatorError::System { action: format!("listen on {address}"), source };
     TcpListener::bind(address).await.map_err(failed)
-}
-
-/// Ends when the process is asked to stop.
-fn stop_signal() -> Result<impl Future<Output = ()>, OperatorError> {
-    let listen = |kind| {
-        signal(kind).map_err(|source| OperatorError::System { action: "listen for signals".into(), source })
-    };
-    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    })
 }

@@ -1,15 +1,28 @@
-//! The resolved refit as agents get it, and what its inference ranks hold.
+//! The resolved refit as coordinator and agents get it, and what its inference ranks hold.
 
+use super::world::World;
 use crate::api::resolve::ResolvedRefit;
+use crate::coordinator::Settings;
 use std::collections::BTreeMap;
 use weightrefit_core::layout::LayoutError;
 use weightrefit_core::membership::Seat;
 use weightrefit_core::region::{RankRegions, Run};
 use weightrefit_proto::refit;
 
+/// What a coordinator must know of the refit, where no cluster says it.
+pub(crate) fn settings(resolved: &ResolvedRefit, world: &World) -> Settings {
+    let ResolvedRefit { namespace, name, uid, .. } = resolved;
+    Settings {
+        refit: format!("{namespace}/{name}"),
+        refit_uid: uid.clone().unwrap_or_else(|| format!("local.{namespace}.{name}")),
+        spec: world.spec.clone(),
+        resolved: serde_json::to_vec(&refit(resolved)).expect("a refit has only text keys"),
+    }
+}
+
 /// What every agent of the run computes its plan from. A run of fewer replicas than the resource asks for does not
 /// wait for more.
-pub(super) fn refit(resolved: &ResolvedRefit) -> refit::Refit {
+fn refit(resolved: &ResolvedRefit) -> refit::Refit {
     let mut refit = resolved.for_agents();
     for (pool, of_run) in refit.pools.iter_mut().zip(&resolved.pools) {
         pool.min_replicas = pool.min_replicas.min(of_run.replicas);

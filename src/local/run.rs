@@ -9,7 +9,7 @@ use super::stage::{Parts, Stage};
 use super::weights::{ANNOTATION, Source};
 use super::world::World;
 use crate::api::resolve::{NoPlan, ResolvedRefit};
-use crate::coordinator::{InMemory, Refusals, Server, Settings, TlsError};
+use crate::coordinator::{InMemory, Refusals, Server, TlsError};
 use crate::identity::{Authority, IdentityError, Tokens};
 use crate::safetensors::HeaderError;
 use std::io;
@@ -219,18 +219,11 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
     let program = agent_program()?;
     let directory = Directory::new(&program)?;
     let weights = source.file(&refit.tensors, directory.path())?;
-    let resolved = serde_json::to_vec(&resolved::refit(refit)).expect("a refit has only text keys");
+    let settings = resolved::settings(refit, &world);
     let authority = Arc::new(Authority::generate()?);
     let tokens = Arc::new(Tokens::default());
     let listener = TcpListener::bind(("127.0.0.1", 0)).await;
     let listener = listener.map_err(|source| LocalError::System { action: "listen on 127.0.0.1", source })?;
-    let name = format!("{}/{}", refit.namespace, refit.name);
-    let settings = Settings {
-        refit: name.clone(),
-        refit_uid: refit.uid.clone().unwrap_or_else(|| format!("local.{}.{}", refit.namespace, refit.name)),
-        spec: world.spec.clone(),
-        resolved: resolved.clone(),
-    };
     let launch = Launch {
         program,
         directory: directory.path().to_owned(),
@@ -238,8 +231,8 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
             .local_addr()
             .map_err(|source| LocalError::System { action: "listen on 127.0.0.1", source })?,
         authority: directory.write("authority.pem", authority.certificate_pem().as_bytes())?,
-        refit: name,
-        resolved: directory.write("refit.json", &resolved)?,
+        refit: settings.refit.clone(),
+        resolved: directory.write("refit.json", &settings.resolved)?,
         weights,
         broken: options.broken,
     };

@@ -8,20 +8,20 @@ use weightrefit_core::membership::roster::{Basis, PoolSpec, Spec};
 
 /// An agent and the ranks of its pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct AgentSpec {
+pub(crate) struct AgentSpec {
     /// UID of the pod; unique in the run.
-    pub(super) pod_uid: String,
+    pub(crate) pod_uid: String,
     /// Ranks that it hosts.
-    pub(super) seats: Vec<Seat>,
+    pub(crate) seats: Vec<Seat>,
 }
 
 /// All processes of a run beside the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct World {
+pub(crate) struct World {
     /// One per pod.
-    pub(super) agents: Vec<AgentSpec>,
+    pub(crate) agents: Vec<AgentSpec>,
     /// Sizes, with every replica of the run as a member from the first epoch on.
-    pub(super) spec: Spec,
+    pub(crate) spec: Spec,
 }
 
 /// One process, by what it does.
@@ -36,7 +36,7 @@ pub(super) enum Key {
 }
 
 impl World {
-    pub(super) fn new(refit: &ResolvedRefit) -> Self {
+    pub(crate) fn new(refit: &ResolvedRefit) -> Self {
         let mut agents = Vec::new();
         for pod in &refit.training.pods {
             let seats = pod.ranks.iter().map(|hosted| Seat::Training { rank: hosted.rank }).collect();
