@@ -1,0 +1,218 @@
+"""The driver of a training loop: one call that awaits a refit."""
+
+from __future__ import annotations
+
+import operator
+import re
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from types import TracebackType
+from typing import Any
+
+from .errors import DeadlineExceeded, Misuse, RefitFailed, Refused, WeightrefitError
+from .report import Report, Status
+from .session import ABSENCE_SECONDS, Session, draw_instance, socket_path
+from .wire import Frame, field
+
+# Seconds beyond the timeout that the agent was given: its own answer says more than ours.
+_ANSWER_SECONDS = 5.0
+
+
+class Refit:
+    """Asks for refits and watches them::
+
+        refit = Refit()
+        report = await refit(step)              # or refit.sync(step)
+
+    Talks to the agent that leads, that of training rank 0. Methods may be called from any thread and any event loop.
+    """
+
+    def __init__(self, *, socket: str | None = None, absence: float = ABSENCE_SECONDS):
+        """Starts to connect.
+
+        Args:
+            socket: the agent's socket; by default that of `WEIGHTREFIT_SOCKET`.
+            absence: seconds without an agent after which calls raise `AgentUnreachable`.
+        """
+        self._requests: dict[int, tuple[Frame, Future[Any]]] = {}
+        self._last = 0
+        path = socket_path(socket)
+        self._session: Session | None = None
+        if path is not None:
+            self._session = Session(
+                path,
+                name="weightrefit driver",
+                rank=None,
+                instance=draw_instance(),
+                absence=absence,
+                role=lambda: {"kind": "driver"},
+                heard=self._heard,
+                joined=self._joined,
+                failed=self._fail_all,
+            )
+            self._session.start()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is an agent to ask."""
+        return self._session is not None
+
+    async def __call__(self, step: int, *, wait: str = "all", timeout: float = 300.0) -> Report:
+        """Waits until the trainer's `step` has ended everywhere, as far as it will.
+
+        Args:
+            step: that the training ranks publish, before or after this call.
+            wait: `all`: every replica of the round serves it; `quorum:N`: at least N do.
+            timeout: seconds.
+
+        Raises:
+            RefitFailed: fewer replicas serve it; its `report` says which and why.
+            DeadlineExceeded: the step has not ended in time.
+            AgentUnreachable: nobody can be asked.
+        """
+        import asyncio
+
+        enough = _enough(wait)
+        if self._session is None:
+            return Report.disabled(step)
+        future = self._ask_refit(step, timeout)
+        try:
+            answer = await asyncio.wait_for(asyncio.wrap_future(future), timeout + _ANSWER_SECONDS)
+        except (asyncio.TimeoutError, FutureTimeout) as error:
+            raise _late(step, timeout) from error
+        return _judge(answer, wait, enough)
+
+    def sync(self, step: int, *, wait: str = "all", timeout: float = 300.0) -> Report:
+        """As `await refit(step, ...)`, for programs without an event loop."""
+        enough = _enough(wait)
+        if self._session is None:
+            return Report.disabled(step)
+        future = self._ask_refit(step, timeout)
+        try:
+            answer = future.result(timeout + _ANSWER_SECONDS)
+        except FutureTimeout as error:
+            future.cancel()
+            raise _late(step, timeout) from error
+        return _judge(answer, wait, enough)
+
+    async def status(self, timeout: float = 10.0) -> Status:
+        """How the agent stands.
+
+        Args:
+            timeout: seconds.
+        """
+        import asyncio
+
+        return await asyncio.to_thread(self.status_sync, timeout)
+
+    def status_sync(self, timeout: float = 10.0) -> Status:
+        """As `status`, for programs without an event loop."""
+        if self._session is None:
+            return Status(epoch=None, leader=None, ranks=(), last_round=None)
+        future = self._ask({"type": "status"})
+        try:
+            return Status.read(future.result(timeout))
+        except FutureTimeout as error:
+            future.cancel()
+            raise DeadlineExceeded("PeerLost", f"the agent did not say how it stands within {timeout:g} s") from error
+
+    def close(self) -> None:
+        """Ends the connection; calls that wait raise `Closed`."""
+        if self._session is not None:
+            self._session.close()
+
+    def __enter__(self) -> Refit:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _ask_refit(self, step: int, timeout: float) -> Future[Report]:
+        return self._ask({"type": "refit", "step": operator.index(step), "timeoutMs": max(int(timeout * 1000), 1)})
+
+    def _ask(self, question: Frame) -> Future[Any]:
+        session = self._session
+        assert session is not None
+        future: Future[Any] = Future()
+        with session.changed:
+            problem = session.end or session.absence()
+            if problem is not None:
+                raise problem
+            self._last += 1
+            request = self._last
+            frame = {"type": question["type"], "request": request, **question}
+            self._requests[request] = (frame, future)
+            # Where it cannot be sent, the next connection asks again.
+            session.send(frame)
+        future.add_done_callback(lambda _: self._take(request))
+        return future
+
+    def _take(self, request: int) -> Future[Any] | None:
+        """What waits for the answer, once."""
+        assert self._session is not None
+        with self._session.changed:
+            _, future = self._requests.pop(request, (None, None))
+        return future
+
+    def _joined(self) -> None:
+        assert self._session is not None
+        for frame, _ in self._requests.values():
+            self._session.send(frame)
+
+    def _fail_all(self, error: WeightrefitError) -> None:
+        assert self._session is not None
+        with self._session.changed:
+            requests = list(self._requests)
+        for request in requests:
+            _settle(self._take(request), error)
+
+    def _heard(self, frame: Frame, fds: list[int]) -> None:
+        kind = frame["type"]
+        if kind not in ("report", "status", "error"):
+            return
+        future = self._take(field(frame, "request", int))
+        if kind == "report":
+            _settle(future, Report.read(field(frame, "report", dict)))
+        elif kind == "status":
+            _settle(future, field(frame, "status", dict))
+        else:
+            code, message = field(frame, "code", str), field(frame, "message", str)
+            if code == "CommitTimeout":
+                _settle(future, DeadlineExceeded(code, message, remedy=frame.get("hint")))
+            else:
+                _settle(future, Refused(code, message, remedy=frame.get("hint")))
+
+
+def _settle(future: Future[Any] | None, answer: Any) -> None:
+    if future is None or not future.set_running_or_notify_cancel():
+        return  # answered already, or nobody waits any more
+    if isinstance(answer, BaseException):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+def _late(step: int, timeout: float) -> DeadlineExceeded:
+    return DeadlineExceeded("CommitTimeout", f"step {step} has not ended within {timeout:g} s, and the agent says nothing")
+
+
+def _enough(wait: str) -> int | None:
+    """How many replicas must serve; `None` for all."""
+    if wait == "all":
+        return None
+    match = re.fullmatch(r"quorum:([1-9]\d{0,5})", wait)
+    if match is None:
+        raise Misuse("Unsupported", f"wait is `{wait}`, neither `all` nor `quorum:N`")
+    return int(match[1])
+
+
+def _judge(report: Report, wait: str, enough: int | None) -> Report:
+    left_out = report.left_out
+    serving = len(report.replicas) - len(left_out)
+    if serving >= (len(report.replicas) if enough is None else enough) and report.outcome == "Committed":
+        return report
+    blamed = next((replica for replica in left_out if replica.reason), None)
+    code = report.reason or (blamed.reason if blamed else None) or "NotEnoughReady"
+    member = report.member or (blamed.member if blamed else None)
+    message = f"step {report.step} was {report.outcome.lower()}; {serving} of {len(report.replicas)} replicas serve it, {wait} was asked for"
+    raise RefitFailed(code, message, report=report, rank=member)

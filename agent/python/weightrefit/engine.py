@@ -1,0 +1,319 @@
+"""An inference rank: pauses at a step boundary, takes new weights out of staging, serves.
+
+The rules are those of docs/protocol.md, section 7, as `core::round::engine` has them:
+
+* E1: a new process is cold and serves nothing; neither a cold nor a dirty rank ever serves.
+* E2: the record says dirty before the first live byte is written, and applied only after the last.
+* E3: it serves again only by `resume` for exactly what is live, or by `abort` or the agent's end while quiet. No timer
+  resumes.
+* E4: `commit` takes no version older than the live one unless the tensors are dirty or cold, and never while serving.
+* E5: a request of a round older than the newest that paused it is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .errors import Misuse, WeightrefitError
+from .memory import Staging
+from .record import EngineState, Record, Round, Version
+from .session import ABSENCE_SECONDS, Session, draw_instance, socket_path
+from .tensor import Tensor
+from .trainer import PAGE_TENSORS
+from .wire import Frame
+
+if TYPE_CHECKING:
+    import asyncio
+
+logger = logging.getLogger("weightrefit")
+
+
+class EngineCallbacks(Protocol):
+    """What an engine rank does when its agent asks.
+
+    They run one after the other on the client's thread, or, where they are coroutine functions, on the event loop that
+    `Engine` was given. What they raise is told to the agent and leaves the replica fenced or serving what it served;
+    nothing is raised into the engine.
+    """
+
+    def pause(self) -> Any:
+        """Stops at a step boundary and returns when the rank runs no step. Raising means that it still serves."""
+
+    def apply(self, staging: Staging) -> Any:
+        """Copies all of `staging` to the live tensors, pads zeroed, and recomputes what derives from them. Raising
+        leaves the rank dirty: it does not serve until a later version was applied whole."""
+
+    def commit(self, version: Version) -> Any:
+        """Empties the caches that `version` makes stale, and returns their names (`["prefix"]`)."""
+
+    def resume(self, version: Version) -> Any:
+        """Serves `version`, which the live tensors hold."""
+
+
+class Engine:
+    """One inference rank::
+
+        engine = Engine("default", replica, rank, tensors, callbacks)
+        engine.register()
+        ...                                     # the callbacks do the rest
+        engine.close()
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        replica: str,
+        rank: int,
+        tensors: Iterable[Tensor],
+        callbacks: EngineCallbacks,
+        *,
+        socket: str | None = None,
+        absence: float = ABSENCE_SECONDS,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ):
+        """Does nothing yet.
+
+        Args:
+            pool: of the refit, as in the resource.
+            replica: name of this engine instance in the pool.
+            rank: of this process in the replica.
+            tensors: all local tensors that the layout gives this rank. The live ones stay private to this process.
+            callbacks: what to do.
+            socket: the agent's socket; by default that of `WEIGHTREFIT_SOCKET`.
+            absence: seconds without an agent after which `register` raises `AgentUnreachable`.
+            loop: runs callbacks that are coroutine functions; it must run in another thread than `register` blocks.
+        """
+        self.seat = f"inference/{pool}/{replica}/{rank}"
+        self._place = {"pool": pool, "replica": replica, "rank": rank}
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+        self._callbacks, self._loop, self._absence = callbacks, loop, absence
+        self._path = socket_path(socket)
+        self._record = Record(draw_instance())
+        self._staging: Staging | None = None
+        self._session: Session | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is an agent to talk to."""
+        return self._path is not None
+
+    @property
+    def state(self) -> EngineState:
+        """Of this rank, as of now."""
+        return self._record.state
+
+    @property
+    def live_version(self) -> Version | None:
+        """What the live tensors hold entirely, if they do."""
+        return self._record.live
+
+    @property
+    def served_version(self) -> Version | None:
+        """What this rank serves now; `None` while it serves nothing."""
+        return self._record.live if self._record.state is EngineState.SERVING else None
+
+    def register(self, timeout: float | None = 300.0) -> None:
+        """Shows the rank's tensors to the agent, again after each reconnect, and waits until it has taken them.
+
+        That takes a membership: all agents of the refit must be there.
+
+        Args:
+            timeout: seconds; `None` waits as long as there is an agent.
+
+        Raises:
+            Refused: with `RegistrationMismatch` and the first five differences where the layout says otherwise.
+            AgentUnreachable: no agent listens.
+            DeadlineExceeded: the agent had no membership in time.
+        """
+        if self._path is None:
+            return
+        if self._session is not None:
+            raise Misuse("RegistrationMismatch", "this engine rank is registered already", rank=self.seat)
+        session = self._session = Session(
+            self._path,
+            name=f"weightrefit {self.seat}",
+            rank=self.seat,
+            instance=self._record.instance,
+            absence=self._absence,
+            role=self._role,
+            pages=_pages(list(self._tensors.values())),
+            heard=self._heard,
+            lost=self._lost,
+        )
+        session.start()
+        try:
+            session.wait(lambda: session.registered, timeout, "no registration", "NotConfigured")
+        except WeightrefitError:
+            self.close()
+            self._session = None  # whoever corrects it may register again
+            raise
+
+    def wait_served(self, step: int, timeout: float | None = None) -> Version:
+        """Waits until this rank serves `step` or a later one of the same or a later run.
+
+        Args:
+            step: the trainer's step.
+            timeout: seconds; `None` waits as long as there is an agent.
+        """
+        if self._session is None:
+            raise Misuse("RegistrationMismatch", "call `register` first", rank=self.seat)
+
+        def done() -> bool:
+            served = self.served_version
+            return served is not None and served.step >= step
+
+        self._session.wait(done, timeout, f"step {step} is not served", "CommitTimeout")
+        served = self.served_version
+        assert served is not None
+        return served
+
+    def close(self) -> None:
+        """Ends the connection: the replica takes part in no round until a client of this rank is back."""
+        if self._session is not None:
+            self._session.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _role(self) -> Frame:
+        return {"kind": "engine", **self._place, "record": self._record.json()}
+
+    def _heard(self, frame: Frame, fds: list[int]) -> None:
+        kind = frame["type"]
+        if kind == "staging":
+            self._staging = Staging(frame, fds, self._tensors)
+        elif kind == "pause":
+            self._pause(Round.read(frame))
+        elif kind == "commit":
+            self._commit(Round.read(frame), Version.read(frame))
+        elif kind == "resume":
+            self._resume(Round.read(frame), Version.read(frame))
+        elif kind == "abort":
+            self._serve_if_quiet()
+            self._answer("aborted", Round.read(frame))
+
+    def _lost(self) -> None:
+        self._staging = None
+        self._serve_if_quiet()
+
+    def _pause(self, round: Round) -> None:
+        record = self._record
+        if round < record.round:
+            return self._fail(round, f"StaleEpoch: a round {record.round} has paused this rank")  # E5
+        record.round = round
+        if record.state is EngineState.SERVING:
+            if (error := self._do(self._callbacks.pause)) is not None:
+                return self._fail(round, f"PauseTimeout: {error}")
+            self._become(EngineState.QUIET)
+        self._answer("paused", round)
+
+    def _commit(self, round: Round, version: Version) -> None:
+        record, staging = self._record, self._staging
+        clean = record.state in (EngineState.QUIET, EngineState.APPLIED)
+        if round < record.round:
+            return self._fail(round, f"StaleEpoch: a round {record.round} has paused this rank")  # E5
+        if record.state is EngineState.SERVING:
+            return self._fail(round, "EngineRefused: the rank is not paused")  # E4
+        if clean and record.live is not None and version.is_older_than(record.live):
+            return self._fail(round, f"VersionRegressed: step {version.step} is older than {record.live.step}")  # E4
+        record.round, record.live = round, None
+        self._become(EngineState.DIRTY)  # E2
+        if staging is None:
+            return self._fail(round, "ApplyFailed: no staging was shown")
+        caches: list[str] = []
+
+        def take() -> Any:
+            return self._callbacks.apply(staging)
+
+        def empty() -> Any:
+            return self._callbacks.commit(version)
+
+        error = self._do(take) or self._do(empty, caches.extend)
+        if error is not None:
+            return self._fail(round, f"ApplyFailed: {error}")
+        record.live = version
+        self._become(EngineState.APPLIED)
+        self._answer("committed", round, cachesInvalidated=caches)
+
+    def _resume(self, round: Round, version: Version) -> None:
+        record = self._record
+        held = record.state in (EngineState.QUIET, EngineState.APPLIED, EngineState.SERVING)
+        if round < record.round or record.live != version or not held:
+            return self._fail(round, f"EngineRefused: the rank is {record.state.value} and holds {record.live}")  # E3, E5
+        if not self._serve():
+            return self._fail(round, "EngineRefused: the engine did not resume")
+        self._answer("resumed", round)
+
+    def _serve_if_quiet(self) -> None:
+        if self._record.state is EngineState.QUIET:
+            self._serve()  # E3
+
+    def _serve(self) -> bool:
+        record = self._record
+        if record.state is not EngineState.SERVING:
+            live = record.live
+            assert live is not None
+            if self._do(lambda: self._callbacks.resume(live)) is not None:
+                return False
+            self._become(EngineState.SERVING)
+        return True
+
+    def _become(self, state: EngineState) -> None:
+        assert self._session is not None
+        with self._session.changed:
+            self._record.state = state
+            self._session.changed.notify_all()
+
+    def _do(self, callback: Callable[[], Any], take: Callable[[Sequence[str]], None] | None = None) -> BaseException | None:
+        """Runs a callback to its end; what it raises is an answer."""
+        try:
+            result = callback()
+            if inspect.isawaitable(result):
+                result = self._await(result)
+            if take is not None:
+                take([str(name) for name in result or ()])
+        except Exception as error:
+            logger.exception("%s: a callback failed", self.seat)
+            return error
+        return None
+
+    def _await(self, awaitable: Any) -> Any:
+        import asyncio
+
+        if self._loop is None:
+            awaitable.close()
+            raise Misuse("Unsupported", "callbacks are coroutines and `Engine` was given no `loop`", rank=self.seat)
+        return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result()
+
+    def _answer(self, kind: str, round: Round, **more: Any) -> None:
+        assert self._session is not None
+        # Where it cannot be sent, the next hello carries the record.
+        self._session.send({"type": kind, "round": round.json(), "record": self._record.json(), **more})
+
+    def _fail(self, round: Round, message: str) -> None:
+        logger.warning("%s: %s", self.seat, message)
+        self._answer("failed", round, message=message)
+
+
+def _pages(tensors: list[Tensor]) -> list[tuple[Frame, list[int]]]:
+    chunks = [tensors[at : at + PAGE_TENSORS] for at in range(0, len(tensors), PAGE_TENSORS)] or [[]]
+    return [
+        (
+            {
+                "type": "register",
+                "page": number,
+                "pages": len(chunks),
+                "memories": [],
+                "tensors": [{"name": t.name, "dtype": t.dtype, "shape": t.shape} for t in chunk],
+            },
+            [],
+        )
+        for number, chunk in enumerate(chunks)
+    ]

@@ -1,0 +1,84 @@
+"""What an engine rank says of its live tensors. The record lives and dies with the tensors; agents ask for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from .wire import Frame, field
+
+
+@dataclass(frozen=True)
+class Version:
+    """Which weights. `run` and `step` are for people; `origin` and `sum` make it unique.
+
+    Attributes:
+        run: grows when a trainer starts again from an older step.
+        step: the trainer's step.
+        origin: epoch in which the publication was taken.
+        sum: content digest of the pool's tensors, 32 hexadecimal digits.
+    """
+
+    run: int
+    step: int
+    origin: int
+    sum: str
+
+    @classmethod
+    def read(cls, frame: Frame) -> Version:
+        """The `version` of a frame."""
+        value = field(frame, "version", dict)
+        return cls(field(value, "run", int), field(value, "step", int), field(value, "origin", int), field(value, "sum", str))
+
+    def is_older_than(self, other: Version) -> bool:
+        """The order of versions: run, then step, then origin."""
+        return (self.run, self.step, self.origin) < (other.run, other.step, other.origin)
+
+
+@dataclass(frozen=True, order=True)
+class Round:
+    """Key of a round; later ones are larger."""
+
+    epoch: int = 0
+    round: int = 0
+
+    @classmethod
+    def read(cls, frame: Frame) -> Round:
+        """The `round` of a frame."""
+        value = field(frame, "round", dict)
+        return cls(field(value, "epoch", int), field(value, "round", int))
+
+    def json(self) -> dict[str, int]:
+        """As on the wire."""
+        return {"epoch": self.epoch, "round": self.round}
+
+
+class EngineState(Enum):
+    """State of an engine rank."""
+
+    COLD = "cold"
+    """Just started: serves nothing, whatever checkpoint it has loaded."""
+    SERVING = "serving"
+    """Serves `live`."""
+    QUIET = "quiet"
+    """Stopped at a step boundary; `live` is intact."""
+    APPLIED = "applied"
+    """A new version is written entirely and not yet served."""
+    DIRTY = "dirty"
+    """Live tensors may be half written."""
+
+
+@dataclass
+class Record:
+    """The record of one rank."""
+
+    instance: str
+    live: Version | None = None
+    state: EngineState = EngineState.COLD
+    round: Round = Round()
+
+    def json(self) -> dict[str, Any]:
+        """As on the wire."""
+        live = self.live and {"run": self.live.run, "step": self.live.step, "origin": self.live.origin, "sum": self.live.sum}
+        return {"instance": self.instance, "live": live, "state": self.state.value, "round": self.round.json()}
