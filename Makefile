@@ -13,7 +13,7 @@ EXAMPLE ?= examples/minilm.yaml
 ROUNDS ?= 3
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 tools:
 	@tests/tools
@@ -30,6 +30,9 @@ demo: build ## Run three rounds on real weights: 4 training ranks to 2 replicas 
 test: tools ## Run every check: format, lints, docs, Rust and Python tests, the demo
 	@tests/run
 
+test-torch: tools ## Run the Python client with real PyTorch (fetches 3 GB once)
+	@tests/run build torch
+
 bench: build ## Measure transfer and digest; prints tables and writes target/bench/*.json
 	cargo bench --locked --workspace --bench '*'
 
@@ -42,4 +45,4 @@ fmt: tools ## Format the Rust code
 clean: ## Remove build output of this checkout and the compiled crates in the cache
 	rm -rf target "$(CARGO_TARGET_DIR)"
 
-.PHONY: help tools weights build demo test bench lint fmt clean
+.PHONY: help tools weights build demo test test-torch bench lint fmt clean
