@@ -18,9 +18,14 @@ import weightrefit  # noqa: E402
 from weightrefit import session, wire  # noqa: E402
 
 ROUND = '"round":{"epoch":1,"round":1}'
-VERSION = '"version":{"run":0,"step":7,"origin":1,"sum":"00"}'
 STAGING = '{"type":"staging","bytes":%d,"tensors":[%s]}'
 PLACE = '{"name":"w","offset":%d,"bytes":%d}'
+
+
+def frame(kind, round, step=None):
+    """A frame of an agent to an engine."""
+    version = "" if step is None else ',"version":{"run":0,"step":%d,"origin":1,"sum":"00"}' % step
+    return '{"type":"%s","round":{"epoch":1,"round":%d}%s}' % (kind, round, version)
 
 
 def descriptors():
@@ -58,7 +63,7 @@ class HostileFrames(unittest.TestCase):
             registering.join()
         peer.close()
         listener.listener.close()
-        self.assertFalse(rank._session._thread.is_alive())
+        self.assertNotIn(f"weightrefit {rank.seat}", [thread.name for thread in threading.enumerate()])
         return raised
 
     def test_what_is_no_frame_ends_the_client_with_a_reason(self):
@@ -115,6 +120,11 @@ class HostileFrames(unittest.TestCase):
                     self.assertIsInstance(error, weightrefit.ProtocolError)
                     self.assertRegex(str(error), message)
 
+    def test_more_descriptors_than_a_frame_may_carry_end_the_client(self):
+        memory = weightrefit.Memory(64)
+        (error,) = self.refused('{"type":"welcome","protocol":1}', *[memory.fd] * (wire.FRAME_FDS_MAX + 1))
+        self.assertRegex(str(error), "more than 64 descriptors")
+
     def test_descriptors_are_closed_whatever_they_came_with(self):
         memory = weightrefit.Memory(64)
         for hostile in ("{", '{"type":"welcome","protocol":2}', STAGING % (64, ""), '{"type":"pause"}'):
@@ -145,32 +155,110 @@ class HostileFrames(unittest.TestCase):
 class EngineRules(unittest.TestCase):
     """E3 to E5 of the engine, in the order in which a wrong or late agent would break them."""
 
-    def test_a_cold_engine_serves_nothing_and_older_rounds_are_refused(self):
-        listener = Listener(self)
-        rank = weightrefit.Engine("p", "r", 0, [weightrefit.Tensor("w", "f32", (1,))], Callbacks(), socket=listener.path)
+    def setUp(self):
+        self.listener = Listener(self)
+        self.calls = []
+
+    def start(self, callbacks):
+        """A registered engine rank and its agent's end of the socket."""
+        tensors = [weightrefit.Tensor("w", "f32", (4, 4))]
+        rank = weightrefit.Engine("p", "r", 0, tensors, callbacks, socket=self.listener.path)
         self.addCleanup(rank.close)
         registering = threading.Thread(target=rank.register)
         registering.start()
-        peer = listener.accept()
-        self.addCleanup(peer.close)
-        for _ in range(2):
-            read_frame(peer)
+        peer = self.accept()
         send_frame(peer, '{"type":"registered"}')
         registering.join()
-        newer = ROUND.replace('"round":1}', '"round":2}')
+        return rank, peer
+
+    def accept(self):
+        peer = self.listener.accept()
+        self.addCleanup(peer.close)
+        self.hello = read_frame(peer)
+        read_frame(peer)
+        return peer
+
+    def play(self, peer, frames):
+        for sent, answer in frames:
+            send_frame(peer, sent)
+            self.assertIn(answer, read_frame(peer), sent)
+
+    def test_a_cold_engine_serves_nothing_and_older_rounds_are_refused(self):
+        rank, peer = self.start(Callbacks())
         with self.assertLogs("weightrefit"):
-            for sent, answer in [
-                ('{"type":"resume",%s,%s}' % (ROUND, VERSION), "EngineRefused"),
-                ('{"type":"abort",%s}' % ROUND, '"type":"aborted"'),
-                ('{"type":"pause",%s}' % newer, '"type":"paused"'),
-                ('{"type":"pause",%s}' % ROUND, "StaleEpoch"),
-                ('{"type":"commit",%s,%s}' % (ROUND, VERSION), "StaleEpoch"),
-                ('{"type":"commit",%s,%s}' % (newer, VERSION), "no staging"),
-                ('{"type":"resume",%s,%s}' % (newer, VERSION), "the rank is dirty"),
-            ]:
-                send_frame(peer, sent)
-                self.assertIn(answer, read_frame(peer), sent)
+            self.play(
+                peer,
+                [
+                    (frame("resume", 1, 7), "EngineRefused"),
+                    (frame("abort", 1), '"type":"aborted"'),
+                    (frame("pause", 2), '"type":"paused"'),
+                    (frame("pause", 1), "StaleEpoch"),
+                    (frame("commit", 1, 7), "StaleEpoch"),
+                    (frame("commit", 2, 7), "no staging"),
+                    (frame("resume", 2, 7), "the rank is dirty"),
+                ],
+            )
         self.assertIsNone(rank.served_version)
+
+    def test_a_serving_engine_changes_only_while_paused_and_never_to_an_older_version(self):
+        rank, peer = self.start(self)
+        memory = weightrefit.Memory(64)
+        send_frame(peer, STAGING % (64, PLACE % (0, 64)), [memory.fd])
+        with self.assertLogs("weightrefit"):
+            self.play(
+                peer,
+                [
+                    (frame("pause", 1), '"state":"cold"'),
+                    (frame("commit", 1, 7), '"state":"applied"'),
+                    (frame("commit", 1, 7), '"state":"applied"'),
+                    (frame("resume", 1, 6), "EngineRefused"),
+                    (frame("abort", 1), '"state":"applied"'),
+                    (frame("resume", 1, 7), '"state":"serving"'),
+                    (frame("resume", 1, 7), '"type":"resumed"'),
+                    (frame("commit", 1, 8), "not paused"),
+                    (frame("pause", 2), '"state":"quiet"'),
+                    (frame("pause", 2), '"state":"quiet"'),
+                    (frame("commit", 2, 6), "VersionRegressed"),
+                    (frame("abort", 2), '"state":"serving"'),
+                    (frame("pause", 3), '"state":"quiet"'),
+                ],
+            )
+        apply, resume = ["apply", "commit"], ["resume"]
+        self.assertEqual(self.calls, apply * 2 + resume + ["pause"] + resume + ["pause"])
+        peer.close()
+        # The agent's end is as good as an abort, and the next agent hears of it.
+        self.accept()
+        self.assertIn('"state":"serving","round":{"epoch":1,"round":3}', self.hello)
+        self.assertEqual((self.calls[-1], rank.served_version.step), ("resume", 7))
+
+    def test_an_engine_that_does_not_resume_is_not_taken_for_serving(self):
+        rank, peer = self.start(self)
+        memory = weightrefit.Memory(64)
+        send_frame(peer, STAGING % (64, PLACE % (0, 64)), [memory.fd])
+        self.play(peer, [(frame("pause", 1), "paused"), (frame("commit", 1, 7), "applied")])
+        self.wrong = True
+        with self.assertLogs("weightrefit"):
+            self.play(peer, [(frame("resume", 1, 7), "did not resume")])
+        self.assertIsNone(rank.served_version)
+        self.wrong = False
+        self.play(peer, [(frame("resume", 1, 7), "resumed")])
+
+    wrong = False
+
+    def pause(self):
+        self.calls.append("pause")
+
+    def apply(self, staging):
+        self.calls.append("apply")
+
+    def commit(self, version):
+        self.calls.append("commit")
+        return []
+
+    def resume(self, version):
+        self.calls.append("resume")
+        if self.wrong:
+            raise RuntimeError("the port is taken")
 
 
 class NoAgent(unittest.TestCase):

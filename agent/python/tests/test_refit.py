@@ -225,8 +225,8 @@ class WrongCalls(RefitTest):
     def test_a_step_that_nobody_publishes_ends_the_wait(self):
         with self.assertRaises(weightrefit.DeadlineExceeded) as raised:
             self.refit.sync(7, timeout=0.1)
-        self.assertEqual(raised.exception.code, "CommitTimeout")
-        with self.assertRaises(TimeoutError):
+        self.assertEqual((raised.exception.code, raised.exception.message), ("CommitTimeout", "step 7 has not ended in time"))
+        with self.assertRaisesRegex(TimeoutError, "step 8 has not ended in time"):
             asyncio.run(self.refit(8, timeout=0.1))
 
     def test_who_waits_hears_of_the_end_of_its_client(self):

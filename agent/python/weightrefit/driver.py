@@ -78,6 +78,8 @@ class Refit:
         future = self._ask_refit(step, timeout)
         try:
             answer = await asyncio.wait_for(asyncio.wrap_future(future), timeout + _ANSWER_SECONDS)
+        except WeightrefitError:
+            raise  # the agent's answer, which may be that time is over
         except (asyncio.TimeoutError, FutureTimeout) as error:
             raise _late(step, timeout) from error
         return _judge(answer, wait, enough)
@@ -90,6 +92,8 @@ class Refit:
         future = self._ask_refit(step, timeout)
         try:
             answer = future.result(timeout + _ANSWER_SECONDS)
+        except WeightrefitError:
+            raise
         except FutureTimeout as error:
             future.cancel()
             raise _late(step, timeout) from error
@@ -112,6 +116,8 @@ class Refit:
         future = self._ask({"type": "status"})
         try:
             return Status.read(future.result(timeout))
+        except WeightrefitError:
+            raise
         except FutureTimeout as error:
             future.cancel()
             raise DeadlineExceeded("PeerLost", f"the agent did not say how it stands within {timeout:g} s") from error
