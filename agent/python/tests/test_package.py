@@ -57,7 +57,7 @@ class Package(unittest.TestCase):
 
 class Pages(unittest.TestCase):
     def test_every_tensor_is_on_one_page_and_every_memory_rides_once(self):
-        tensors = [weightrefit.Tensor(f"layers.{n}.weight", "bf16", (n % 7, 3)) for n in range(100_000)]
+        tensors = [weightrefit.Tensor(f"{'x' * 200}.{n}", "bf16", (n % 7, 3)) for n in range(100_000)]
         pages = trainer._pages(weightrefit.place(tensors))
         frames = [frame for frame, _ in pages]
         self.assertEqual([frame["page"] for frame in frames], list(range(len(frames))))
