@@ -190,6 +190,10 @@ impl Gate for Arc<Files> {
         Ok(())
     }
 
+    async fn seats(&self, _: &str, pod_uid: &str) -> Result<Vec<Seat>, v1::Fault> {
+        Ok(self.seats.get(pod_uid).cloned().unwrap_or_default())
+    }
+
     async fn admit(&self, refit: &str, pod_uid: &str, seats: &[Seat]) -> Result<Admitted, v1::Fault> {
         let own = self.seats.get(pod_uid).map(Vec::as_slice).unwrap_or_default();
         if refit == self.refit && seats.iter().all(|seat| own.contains(seat)) {

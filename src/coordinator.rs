@@ -25,4 +25,5 @@ pub use record::{EpochRecord, InMemory, RecordError};
 pub use refusals::Refusals;
 pub use server::Server;
 pub use tls::TlsError;
+pub(crate) use tls::accept;
 pub use wire::fault;

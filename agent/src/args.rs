@@ -49,23 +49,63 @@ pub struct AgentArgs {
     #[arg(long, value_name = "UID")]
     pub pod_uid: String,
     /// A rank that this pod hosts: `training/RANK` or `inference/POOL/REPLICA/RANK`. Repeat for several.
-    #[arg(long = "claim", value_name = "CLAIM", required = true, value_parser = parse_claim)]
+    #[arg(long = "claim", value_name = "CLAIM", required_unless_present = "side", value_parser = parse_claim)]
     pub claims: Vec<Seat>,
+    /// Side of this pod, whose ranks the coordinator tells. An inference pod is not ready before it knows them.
+    #[arg(long, value_enum, conflicts_with = "claims")]
+    pub side: Option<Side>,
     /// Where trainer, engine and driver connect. The directory is made with mode 0700 where it is missing.
     #[arg(long, value_name = "PATH")]
     pub socket: PathBuf,
     /// Address that other agents reach this one at; ports are chosen by the kernel.
     #[arg(long, value_name = "IP")]
     pub listen: IpAddr,
-    /// Where `/metrics`, `/livez` and `/readyz` are served; not served without it.
-    #[arg(long, value_name = "IP:PORT")]
-    pub metrics: Option<SocketAddr>,
+    /// Where `/metrics`, `/livez` and `/readyz` are served, a port alone being one of `--listen`; not served without
+    /// it. They are served once the agent socket listens.
+    #[arg(long, value_name = "[IP:]PORT", value_parser = parse_metrics)]
+    pub metrics: Option<MetricsAddress>,
     /// Form of the log on stderr; `RUST_LOG` filters it.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// Stop when this process, which must be the parent, ends; the kernel means the thread that started the agent.
     #[arg(long, value_name = "PID")]
     pub exit_with_parent: Option<u32>,
+}
+
+/// Which side of a refit a pod is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Side {
+    /// It publishes.
+    Training,
+    /// It receives.
+    Inference,
+}
+
+/// Where metrics are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricsAddress {
+    /// There.
+    At(SocketAddr),
+    /// At this port of the address that other agents reach this one at.
+    Port(u16),
+}
+
+impl MetricsAddress {
+    /// The address, where agents are reached at `listen`.
+    #[must_use]
+    pub const fn with(self, listen: IpAddr) -> SocketAddr {
+        match self {
+            Self::At(address) => address,
+            Self::Port(port) => SocketAddr::new(listen, port),
+        }
+    }
+}
+
+fn parse_metrics(text: &str) -> Result<MetricsAddress, std::net::AddrParseError> {
+    match text.parse() {
+        Ok(port) => Ok(MetricsAddress::Port(port)),
+        Err(_) => text.parse().map(MetricsAddress::At),
+    }
 }
 
 /// Form of log lines.
@@ -137,6 +177,19 @@ mod tests {
             "training/4294967296",
         ] {
             assert!(parse_claim(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn metrics_are_served_where_the_flag_or_the_agents_address_says() {
+        let listen = "fd00::7".parse().expect("an address");
+        for (text, want) in
+            [("9464", "[fd00::7]:9464"), ("127.0.0.1:80", "127.0.0.1:80"), ("[::]:9464", "[::]:9464")]
+        {
+            assert_eq!(parse_metrics(text).expect(text).with(listen).to_string(), want);
+        }
+        for text in ["", "127.0.0.1", "65536", "port"] {
+            assert!(parse_metrics(text).is_err(), "{text}");
         }
     }
 

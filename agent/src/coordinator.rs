@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use weightrefit_core::code::Code;
-use weightrefit_core::id::Incarnation;
+use weightrefit_core::id::{Incarnation, Rank};
 use weightrefit_core::membership::Seat;
 use weightrefit_proto::v1;
 use weightrefit_proto::v1::agent_message::Kind;
@@ -57,6 +57,8 @@ enum StreamError {
     Refused(Box<v1::Fault>),
     #[error("coordinator takes no more messages")]
     Closed,
+    #[error("coordinator told no ranks that are any")]
+    Seats,
     #[error("planning broke")]
     Planning,
     #[error("the round driver is gone")]
@@ -91,6 +93,8 @@ pub struct Joiner {
     pub incarnation: Incarnation,
     /// Ranks of this pod.
     pub seats: Vec<Seat>,
+    /// Whether the coordinator told them, which may tell others later.
+    pub is_told: bool,
     /// `host:port` of `Round`.
     pub round_addresses: Vec<String>,
     /// `host:port` of the byte server.
@@ -108,7 +112,54 @@ pub struct Line {
     pub state: watch::Receiver<v1::State>,
 }
 
-/// Keeps the stream up until the round driver is gone.
+/// When to renew the certificate that the agent now has.
+#[derive(Debug, Clone, Copy)]
+pub struct Enrolled {
+    renew_at: Instant,
+}
+
+/// Enrols for the first time, however long it takes.
+///
+/// # Errors
+/// The enrolment was refused: this agent has nothing to do here.
+pub async fn enrol(enrolment: &Enrolment, identity: &Identity) -> Result<Enrolled, EnrolError> {
+    let renew_after = first_enrolment(enrolment, identity).await?;
+    Ok(Enrolled { renew_at: Instant::now() + renew_after })
+}
+
+/// Asks which ranks `refit` gives this pod, until it is told.
+pub async fn told_seats(enrolment: &Enrolment, identity: &Identity, refit: &str) -> Vec<Seat> {
+    let mut pause = limits::COORDINATOR_PAUSE_MIN;
+    let mut told = Told::default();
+    loop {
+        match ask_seats(enrolment, identity, refit).await {
+            Ok(seats) => return seats,
+            Err(error) if told.is_news(&error) => {
+                tracing::warn!(error = %error, "ranks of this pod are not known yet");
+            }
+            Err(error) => tracing::debug!(error = %error, "ranks of this pod are not known yet"),
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(limits::COORDINATOR_PAUSE_MAX);
+    }
+}
+
+async fn ask_seats(
+    enrolment: &Enrolment,
+    identity: &Identity,
+    refit: &str,
+) -> Result<Vec<Seat>, StreamError> {
+    let channel = enrolment.dial(identity).await?;
+    let mut client = CoordinatorClient::new(channel).max_decoding_message_size(limits::INSTRUCTION_BYTES_MAX);
+    let asked = client.seats(v1::SeatsRequest { refit: refit.to_owned() });
+    let answer = timeout(limits::DIAL_TIMEOUT, asked).await.map_err(|_| StreamError::Silent)??.into_inner();
+    match answer.claims.iter().map(seat).collect::<Option<Vec<_>>>() {
+        Some(seats) if !seats.is_empty() => Ok(seats),
+        _ => Err(StreamError::Seats),
+    }
+}
+
+/// Keeps the stream up until the round driver is gone, or until the refit gives this pod other ranks than it has.
 ///
 /// # Errors
 /// The first enrolment was refused: this agent has nothing to do here.
@@ -117,14 +168,24 @@ pub async fn run(
     identity: &Identity,
     joiner: &Joiner,
     mut line: Line,
+    Enrolled { mut renew_at }: Enrolled,
 ) -> Result<(), EnrolError> {
-    let mut renew_at = Instant::now() + first_enrolment(enrolment, identity).await?;
     let mut enrolled = Instant::now();
     let mut pause = limits::COORDINATOR_PAUSE_MIN;
     let mut told = Told::default();
     while !line.control.is_closed() {
         let started = Instant::now();
         if let Err(error) = stream_once(enrolment, identity, joiner, &mut line, renew_at).await {
+            if joiner.is_told && matches!(error, StreamError::Refused(_)) {
+                match ask_seats(enrolment, identity, &joiner.refit).await {
+                    Ok(seats) if seats != joiner.seats => {
+                        tracing::warn!(seats = shown(&seats), "this pod has other ranks now; beginning anew");
+                        return Ok(());
+                    }
+                    Ok(_) => {}
+                    Err(error) => tracing::debug!(error = %error, "cannot ask for the ranks of this pod"),
+                }
+            }
             if error.is_unknown_here() {
                 renew_at = renew_at.min(enrolled + limits::RENEWAL_INTERVAL_MIN);
             }
@@ -302,6 +363,22 @@ pub fn claim(seat: &Seat) -> v1::Claim {
     }
 }
 
+/// The seat that the coordinator names.
+fn seat(claim: &v1::Claim) -> Option<Seat> {
+    let rank = Rank(claim.rank);
+    match claim.side.as_str() {
+        "training" => Some(Seat::Training { rank }),
+        "inference" => {
+            Some(Seat::Inference { pool: claim.pool.clone(), replica: claim.replica.clone(), rank })
+        }
+        _ => None,
+    }
+}
+
+fn shown(seats: &[Seat]) -> String {
+    seats.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
 fn joining(enrolment: &Enrolment, joiner: &Joiner, state: &v1::State) -> v1::Joining {
     v1::Joining {
         refit: joiner.refit.clone(),
@@ -340,6 +417,15 @@ mod tests {
         assert_eq!(news, [true, false, true, true]);
         let text = "coordinator refused the join: Unauthorized: no consent; Grant it.";
         assert_eq!(refused("no consent").to_string(), text);
+    }
+
+    #[test]
+    fn a_seat_is_read_as_it_is_told() {
+        let engine = Seat::Inference { pool: "p".into(), replica: "a/b".into(), rank: Rank(3) };
+        for own in [Seat::Training { rank: Rank(7) }, engine] {
+            assert_eq!(seat(&claim(&own)), Some(own));
+        }
+        assert_eq!(seat(&v1::Claim { side: "sideways".into(), ..v1::Claim::default() }), None);
     }
 
     #[test]

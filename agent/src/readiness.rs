@@ -4,6 +4,7 @@
 //! - H1: an engine rank is ready only by its own record: once it serves a verified version, until it is cold,
 //!   dirty or its session is gone. While it is paused or applied the last answer stands.
 //! - H2: ranks that do not serve are always ready.
+//! - H3: before the pod's ranks are known nothing turns that could be stuck, and a pod that will serve is not ready.
 
 use crate::limits;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,16 +19,39 @@ pub struct Health(Mutex<State>);
 #[derive(Debug)]
 struct State {
     turned: Instant,
-    seats: Vec<(Seat, bool)>,
+    ranks: Ranks,
+}
+
+#[derive(Debug)]
+enum Ranks {
+    /// Not told yet; whether some of them will serve.
+    Untold {
+        serve: bool,
+    },
+    Told(Vec<(Seat, bool)>),
 }
 
 impl Health {
     /// Before any engine has spoken. One entry per slot.
     #[must_use]
     pub fn new(seats: &[Seat]) -> Self {
+        let health = Self::untold(false);
+        health.tell(seats);
+        health
+    }
+
+    /// Before the ranks of this pod are known; `serve` says whether they will get requests.
+    #[must_use]
+    pub fn untold(serve: bool) -> Self {
+        Self(Mutex::new(State { turned: Instant::now(), ranks: Ranks::Untold { serve } }))
+    }
+
+    /// These are the ranks, one per slot.
+    pub fn tell(&self, seats: &[Seat]) {
         let ready = |seat: &Seat| matches!(seat, Seat::Training { .. });
         let seats = seats.iter().map(|seat| (seat.clone(), ready(seat))).collect();
-        Self(Mutex::new(State { turned: Instant::now(), seats }))
+        let mut state = self.lock();
+        (state.turned, state.ranks) = (Instant::now(), Ranks::Told(seats));
     }
 
     /// The round driver goes round.
@@ -37,19 +61,29 @@ impl Health {
 
     /// The record of an engine changed; `None` without a client.
     pub fn record(&self, slot: usize, record: Option<&EngineRecord>) {
-        if let Some((Seat::Inference { .. }, ready)) = self.lock().seats.get_mut(slot) {
+        let mut state = self.lock();
+        let Ranks::Told(seats) = &mut state.ranks else { return };
+        if let Some((Seat::Inference { .. }, ready)) = seats.get_mut(slot) {
             *ready = is_ready(*ready, record);
         }
     }
 
     pub(crate) fn is_live(&self) -> bool {
-        self.lock().turned.elapsed() < limits::DRIVER_SILENCE_MAX
+        let state = self.lock();
+        matches!(state.ranks, Ranks::Untold { .. }) || state.turned.elapsed() < limits::DRIVER_SILENCE_MAX
     }
 
     pub(crate) fn not_ready(&self) -> Option<String> {
-        let state = self.lock();
-        let (seat, _) = state.seats.iter().find(|(_, ready)| !ready)?;
-        Some(format!("{seat} does not serve a verified version"))
+        match &self.lock().ranks {
+            Ranks::Untold { serve: false } => None,
+            Ranks::Untold { serve: true } => {
+                Some("the coordinator has not told the ranks of this pod".to_owned())
+            }
+            Ranks::Told(seats) => {
+                let (seat, _) = seats.iter().find(|(_, ready)| !ready)?;
+                Some(format!("{seat} does not serve a verified version"))
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -118,5 +152,24 @@ mod tests {
         health.record(1, None);
         assert!(health.not_ready().is_some());
         assert_eq!(Health::new(&[Seat::Training { rank: Rank(0) }]).not_ready(), None);
+    }
+
+    #[test]
+    fn a_pod_whose_ranks_are_not_known_is_alive_and_ready_only_if_it_will_not_serve() {
+        let seat = Seat::Inference { pool: "p".into(), replica: "r".into(), rank: Rank(0) };
+        for (serve, want) in
+            [(true, Some("the coordinator has not told the ranks of this pod")), (false, None)]
+        {
+            let health = Health::untold(serve);
+            health.record(0, None);
+            assert_eq!((health.not_ready().as_deref(), health.is_live()), (want, true));
+            health.tell(std::slice::from_ref(&seat));
+            assert_eq!(
+                health.not_ready().as_deref(),
+                Some("inference/p/r/0 does not serve a verified version")
+            );
+            health.tell(&[Seat::Training { rank: Rank(0) }]);
+            assert_eq!(health.not_ready(), None);
+        }
     }
 }

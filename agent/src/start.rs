@@ -1,6 +1,6 @@
 //! Everything that an agent is made of, put together once.
 
-use crate::args::{AgentArgs, LogFormat};
+use crate::args::{AgentArgs, LogFormat, Side};
 use crate::coordinator::{self, Joiner, Line};
 use crate::identity::{EnrolError, Enrolment, Identity, IdentityError, Token, TrustBundle, draw_incarnation};
 use crate::limits;
@@ -127,6 +127,7 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
         refit,
         pod_uid,
         claims,
+        side,
         socket,
         listen,
         metrics: metrics_address,
@@ -144,21 +145,19 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
         pod_uid,
     };
     let metrics = Metrics::new()?;
-    let health = Arc::new(Health::new(&claims));
+    let health = Arc::new(match side {
+        Some(side) => Health::untold(side == Side::Inference),
+        None => Health::new(&claims),
+    });
     let agent_socket = Listener::bind(&socket)?;
     let peer_listener = PeerListener::bind(listen).await?;
     let security = Security::Tls(Arc::clone(&identity));
     let bytes =
         ByteServer::bind(SocketAddr::new(listen, 0), &security).map_err(system("listen for byte streams"))?;
     let byte_address = bytes.local_addr().map_err(system("listen for byte streams"))?;
-    let joiner = Joiner {
-        refit,
-        incarnation,
-        seats: claims.clone(),
-        round_addresses: vec![peer_listener.address().to_string()],
-        byte_addresses: vec![byte_address.to_string()],
-    };
+    let round_address = peer_listener.address().to_string();
     if let Some(address) = metrics_address {
+        let address = address.with(listen);
         let server = MetricsServer::bind(address).await?;
         tracing::info!(address = server.address().ok().map(|a| a.to_string()), "metrics served");
         tokio::spawn(server.serve(metrics.clone(), Arc::clone(&health)));
@@ -166,6 +165,33 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
 
     let (client_events, clients) = mpsc::channel(limits::EVENTS_MAX);
     tokio::spawn(agent_socket.serve(incarnation, client_events));
+    tracing::info!(%incarnation, key = %identity.key_hash(), socket = %socket.display(), round = %round_address, bytes = %byte_address, "agent started");
+    // Clients are heard once there is a rank for them; until then their frames wait.
+    let (enrolled, seats) = match side {
+        None => (None, claims),
+        Some(_) => {
+            let mut stop = stop.clone();
+            let asked = async {
+                let enrolled = coordinator::enrol(&enrolment, &identity).await?;
+                Ok::<_, EnrolError>((enrolled, coordinator::told_seats(&enrolment, &identity, &refit).await))
+            };
+            let (enrolled, seats) = tokio::select! {
+                told = asked => told?,
+                // It has begun nothing that would have to end well.
+                _ = stop.changed() => return Ok(()),
+            };
+            health.tell(&seats);
+            (Some(enrolled), seats)
+        }
+    };
+    let joiner = Joiner {
+        refit,
+        incarnation,
+        seats: seats.clone(),
+        is_told: side.is_some(),
+        round_addresses: vec![round_address],
+        byte_addresses: vec![byte_address.to_string()],
+    };
     let (peer_events, peer_inbox) = mpsc::channel(limits::EVENTS_MAX);
     let links = Links::new(peer_events);
     let refused = metrics.clone();
@@ -177,15 +203,19 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
     let (control_sender, control) = mpsc::channel(limits::EVENTS_MAX);
     let (upward, upward_inbox) = mpsc::channel(limits::EVENTS_MAX);
     let (state, state_inbox) = watch::channel(v1::State::default());
-    tracing::info!(%incarnation, key = %identity.key_hash(), socket = %socket.display(), round = %joiner.round_addresses[0], bytes = %byte_address, "agent started");
     let line = Line { control: control_sender, upward: upward_inbox, state: state_inbox };
     let line_identity = Arc::clone(&identity);
-    let joined =
-        tokio::spawn(async move { coordinator::run(&enrolment, &line_identity, &joiner, line).await });
+    let joined = tokio::spawn(async move {
+        let enrolled = match enrolled {
+            Some(enrolled) => enrolled,
+            None => coordinator::enrol(&enrolment, &line_identity).await?,
+        };
+        coordinator::run(&enrolment, &line_identity, &joiner, line, enrolled).await
+    });
     let peers = Peers::new(identity, links);
     let driver = RoundDriver::new(Parts {
         incarnation,
-        seats: claims,
+        seats,
         peers,
         bytes,
         security,

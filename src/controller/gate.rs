@@ -10,7 +10,7 @@ use super::consent::{Consent, NoConsent};
 use super::pod::Pod;
 use super::pod_facts::PodFacts;
 use super::pods::Pods;
-use super::seats;
+use super::seats::{self, Allowed};
 use crate::api::refit::WeightRefit;
 use crate::coordinator::{Admitted, Gate, fault};
 use crate::limits;
@@ -64,6 +64,27 @@ impl ClusterGate {
         self.consent.of(pod).await
     }
 
+    /// The pod, if it may be of this refit as far as its labels say, and the refit.
+    fn claimed(&self, refit: &str, pod_uid: &str) -> Result<(Arc<PodFacts>, Arc<WeightRefit>), v1::Fault> {
+        let facts = self.pods.by_uid(pod_uid).ok_or_else(|| {
+            let text = format!("no pod of uid {pod_uid} is known to claim a refit");
+            fault(Code::NotConfigured, text)
+        })?;
+        let pod = facts.shown();
+        if facts.deleting || facts.is_over() {
+            return Err(fault(Code::Unauthorized, format!("pod {pod} is being deleted or has ended")));
+        }
+        if facts.refit != refit {
+            let text = format!("pod {pod} claims refit {} by its labels, not the one announced", facts.refit);
+            return Err(fault(Code::Unauthorized, text));
+        }
+        let (namespace, name) = facts.refit_parts();
+        let resource = self.refits.get(&ObjectRef::new(name).within(namespace)).ok_or_else(|| {
+            fault(Code::NotConfigured, format!("pod {pod} claims refit {refit}, which does not exist"))
+        })?;
+        Ok((facts, resource))
+    }
+
     async fn review(&self, token: &str) -> Result<TokenReviewStatus, v1::Fault> {
         let spec = TokenReviewSpec { token: token.to_owned(), audiences: Some(vec![self.audience.clone()]) };
         let review = TokenReview { spec, ..TokenReview::default() };
@@ -103,29 +124,26 @@ impl Gate for Arc<ClusterGate> {
         bearer.check(&facts)
     }
 
+    async fn seats(&self, refit: &str, pod_uid: &str) -> Result<Vec<Seat>, v1::Fault> {
+        let (facts, resource) = self.claimed(refit, pod_uid)?;
+        match seats::allowed(&resource.spec, &facts) {
+            Ok(Allowed::Exactly(seats)) => Ok(seats),
+            Ok(Allowed::Announced(_)) => {
+                let text = format!("refit {refit} leaves the ranks of pod {} to its agent", facts.shown());
+                Err(fault(Code::Unsupported, text))
+            }
+            Err(error) => Err(fault(error.code(), error.to_string())),
+        }
+    }
+
     async fn admit(&self, refit: &str, pod_uid: &str, seats: &[Seat]) -> Result<Admitted, v1::Fault> {
-        let facts = self.pods.by_uid(pod_uid).ok_or_else(|| {
-            let text = format!("no pod of uid {pod_uid} is known to claim a refit");
-            fault(Code::NotConfigured, text)
-        })?;
-        let pod = facts.shown();
-        if facts.deleting || facts.is_over() {
-            return Err(fault(Code::Unauthorized, format!("pod {pod} is being deleted or has ended")));
-        }
-        if facts.refit != refit {
-            let text = format!("pod {pod} claims refit {} by its labels, not the one announced", facts.refit);
-            return Err(fault(Code::Unauthorized, text));
-        }
-        let (namespace, name) = facts.refit_parts();
-        let resource = self.refits.get(&ObjectRef::new(name).within(namespace)).ok_or_else(|| {
-            fault(Code::NotConfigured, format!("pod {pod} claims refit {refit}, which does not exist"))
-        })?;
+        let (facts, resource) = self.claimed(refit, pod_uid)?;
         seats::allowed(&resource.spec, &facts)
             .and_then(|allowed| allowed.check(&facts, seats))
             .and_then(|()| seats::check_rivals(&resource.spec, &facts, &self.pods.of(refit)))
             .map_err(|error| fault(error.code(), error.to_string()))?;
         self.consent(&facts).await.map_err(|error| fault(error.code(), error.to_string()))?;
-        Ok(Admitted { pod, created_s: facts.created_s() })
+        Ok(Admitted { pod: facts.shown(), created_s: facts.created_s() })
     }
 
     fn refit_of(&self, pod_uid: &str) -> Option<String> {

@@ -25,6 +25,12 @@ pub trait Gate: Send + Sync + 'static {
     /// What the agent is told.
     fn enrol(&self, pod_uid: &str, token: &str) -> impl Future<Output = Result<(), v1::Fault>> + Send;
 
+    /// The ranks that `refit` (namespace/name) gives the pod.
+    ///
+    /// # Errors
+    /// What the agent is told.
+    fn seats(&self, refit: &str, pod_uid: &str) -> impl Future<Output = Result<Vec<Seat>, v1::Fault>> + Send;
+
     /// Whether the pod may hold these ranks of `refit` (namespace/name) now.
     ///
     /// # Errors
@@ -50,6 +56,12 @@ impl Gate for Arc<Tokens> {
             return Ok(());
         }
         Err(fault(Code::Unauthenticated, format!("token is not the unused one of pod {pod_uid}")))
+    }
+
+    async fn seats(&self, _: &str, pod_uid: &str) -> Result<Vec<Seat>, v1::Fault> {
+        let text =
+            format!("agent of pod {pod_uid} was started without --claim, and nothing else tells its ranks");
+        Err(fault(Code::Unsupported, text))
     }
 
     async fn admit(&self, _: &str, pod_uid: &str, _: &[Seat]) -> Result<Admitted, v1::Fault> {

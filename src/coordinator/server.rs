@@ -80,7 +80,8 @@ impl Server {
             .max_concurrent_streams(limits::CALLS_PER_CONNECTION_MAX)
             .serve_with_incoming(service.into_server(), ReceiverStream::new(connections));
         let tasks = [
-            tokio::spawn(tls::accept(listener, tls, accepted)).abort_handle(),
+            tokio::spawn(tls::accept(listener, move |stream| tls.clone().shake(stream), accepted))
+                .abort_handle(),
             tokio::spawn(server).abort_handle(),
         ];
         Ok(Self { address, desk, tasks })

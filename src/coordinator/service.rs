@@ -79,6 +79,28 @@ impl<G: Gate> Coordinator for Service<G> {
         }))
     }
 
+    async fn seats(&self, request: Request<v1::SeatsRequest>) -> Result<Response<v1::SeatsResponse>, Status> {
+        let pod = match request.extensions().get::<Peer>() {
+            Some(Peer { pod: Some(pod), .. }) => pod.clone(),
+            _ => {
+                return Err(Status::unauthenticated(
+                    "no certificate of this coordinator's authority was shown",
+                ));
+            }
+        };
+        let refit = request.into_inner().refit;
+        match self.gate.seats(&refit, &pod).await {
+            Ok(seats) => {
+                Ok(Response::new(v1::SeatsResponse { claims: seats.iter().map(wire::claim).collect() }))
+            }
+            Err(fault) => {
+                tracing::debug!(pod, code = fault.code, message = fault.message, "no seats told");
+                let v1::Fault { code, message, hint } = fault;
+                Err(Status::failed_precondition(format!("{code}: {message}; {hint}")))
+            }
+        }
+    }
+
     type JoinStream = ReceiverStream<Result<v1::Instruction, Status>>;
 
     async fn join(

@@ -106,7 +106,13 @@ impl Drop for Place {
 }
 
 /// Accepts and shakes hands, each connection by itself, so that a slow one delays nobody.
-pub(super) async fn accept(listener: TcpListener, tls: Tls, accepted: mpsc::Sender<io::Result<Connection>>) {
+pub(crate) async fn accept<C: Send + 'static, F>(
+    listener: TcpListener,
+    shake: impl Fn(TcpStream) -> F,
+    accepted: mpsc::Sender<io::Result<C>>,
+) where
+    F: Future<Output = io::Result<C>> + Send + 'static,
+{
     let connections = Arc::new(Semaphore::new(limits::HANDSHAKES_MAX));
     loop {
         let permit = Arc::clone(&connections).acquire_owned().await.expect("the semaphore is never closed");
@@ -119,9 +125,9 @@ pub(super) async fn accept(listener: TcpListener, tls: Tls, accepted: mpsc::Send
                 continue;
             }
         };
-        let (tls, accepted) = (tls.clone(), accepted.clone());
+        let (shaking, accepted) = (shake(stream), accepted.clone());
         tokio::spawn(async move {
-            let shaken = tokio::time::timeout(limits::HANDSHAKE_TIMEOUT, tls.shake(stream)).await;
+            let shaken = tokio::time::timeout(limits::HANDSHAKE_TIMEOUT, shaking).await;
             drop(permit);
             match shaken {
                 Ok(Ok(connection)) => drop(accepted.send(Ok(connection)).await),
@@ -159,7 +165,7 @@ impl Tls {
         Ok(Self { acceptor: Arc::new(config).into(), authority: verifier, places, refusals })
     }
 
-    async fn shake(&self, stream: TcpStream) -> io::Result<Connection> {
+    pub(super) async fn shake(self, stream: TcpStream) -> io::Result<Connection> {
         stream.set_nodelay(true)?;
         let refuse = |code, error: io::Error| {
             self.refusals.count(At::Connect, &fault(code, error.to_string()));

@@ -102,6 +102,21 @@ pub(super) fn seat(claim: &v1::Claim) -> Result<Seat, v1::Fault> {
     }
 }
 
+/// The claim of a seat.
+pub(super) fn claim(seat: &Seat) -> v1::Claim {
+    match seat {
+        Seat::Training { rank } => {
+            v1::Claim { side: "training".to_owned(), rank: rank.0, ..v1::Claim::default() }
+        }
+        Seat::Inference { pool, replica, rank } => v1::Claim {
+            side: "inference".to_owned(),
+            pool: pool.clone(),
+            replica: replica.clone(),
+            rank: rank.0,
+        },
+    }
+}
+
 /// Text of a peer, short enough for a message.
 pub(super) fn shown(text: &str) -> String {
     text.chars().take(80).collect()

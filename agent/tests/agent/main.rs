@@ -6,3 +6,4 @@ mod refit;
 mod socket_document;
 mod strangers;
 mod support;
+mod told;

@@ -37,6 +37,8 @@ pub(crate) struct Heard {
     pub(crate) accepted: Vec<v1::Accepted>,
     pub(crate) states: BTreeMap<String, v1::State>,
     pub(crate) rounds: Vec<RoundReport>,
+    /// What agents are told that ask for their ranks; none is refused.
+    pub(crate) seats: Vec<v1::Claim>,
 }
 
 pub(crate) struct Coordinator {
@@ -127,6 +129,21 @@ impl Coordinator {
         membership
     }
 
+    /// Waits until the pod's agent has joined.
+    pub(crate) fn joined(&self, pod: &str) {
+        super::wait_for("join", || {
+            let heard = self.heard.lock().expect("no panic");
+            heard.joined.contains_key(pod).then_some(())
+        });
+    }
+
+    /// Refuses the agent of the pod, whose stream is forgotten.
+    pub(crate) fn refuse(&self, pod: &str) {
+        let joined = self.heard.lock().expect("no panic").joined.remove(pod);
+        let fault = v1::Fault { code: "Unauthorized".into(), message: "not now".into(), hint: String::new() };
+        self.send(&joined.expect("it has joined").1, v1::instruction::Kind::Refused(fault));
+    }
+
     fn send(&self, sender: &Outgoing, kind: v1::instruction::Kind) {
         let instruction = v1::Instruction { kind: Some(kind) };
         self.runtime.block_on(sender.send(Ok(instruction))).expect("is connected");
@@ -170,6 +187,14 @@ impl v1::coordinator_server::Coordinator for Service {
         self.heard.lock().expect("no panic").keys.insert(request.pod_uid, key);
         let chain = vec![leaf.der().to_vec()];
         Ok(Response::new(v1::EnrolResponse { certificate_chain_der: chain, trust_bundle_der: vec![] }))
+    }
+
+    async fn seats(&self, request: Request<v1::SeatsRequest>) -> Result<Response<v1::SeatsResponse>, Status> {
+        assert_eq!(request.into_inner().refit, "ns/refit");
+        match self.heard.lock().expect("no panic").seats.clone() {
+            claims if claims.is_empty() => Err(Status::failed_precondition("NotConfigured: no refit yet")),
+            claims => Ok(Response::new(v1::SeatsResponse { claims })),
+        }
     }
 
     async fn join(

@@ -109,7 +109,17 @@ impl Agent {
 
     /// Starts the binary with these claims and waits until it serves.
     pub(crate) fn start(coordinator: &Coordinator, name: &str, claims: &[&str]) -> Self {
-        let mut command = Self::command(coordinator, name, claims, &[]);
+        Self::launch(coordinator, name, Self::command(coordinator, name, claims, &[]))
+    }
+
+    /// Starts the binary without claims and waits until it serves.
+    pub(crate) fn start_on_side(coordinator: &Coordinator, name: &str, side: &str) -> Self {
+        let mut command = Self::command(coordinator, name, &[], &[]);
+        command.args(["--side", side]);
+        Self::launch(coordinator, name, command)
+    }
+
+    fn launch(coordinator: &Coordinator, name: &str, mut command: Command) -> Self {
         let socket = coordinator.directory.path().join(name).join("run").join("agent.sock");
         let mut process = command.stderr(Stdio::piped()).spawn().expect("the agent starts");
         let mut log = BufReader::new(process.stderr.take().expect("is piped"));
