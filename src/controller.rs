@@ -10,6 +10,7 @@ pub mod dereference;
 pub mod dispatch;
 pub mod events;
 pub mod gate;
+mod marks;
 pub mod pod;
 pub mod pod_facts;
 pub mod pods;

@@ -75,6 +75,20 @@ pub fn pool_ranks(pool: &Pool, owner: &str, ordinal: u32) -> Vec<Hosted> {
     places(ordinal, per_pod(pool)).map(hosted).collect()
 }
 
+/// What the pod of this index holds of the replicas that the pods of a group make up: mostly one, named by the group.
+#[must_use]
+pub fn group_ranks(pool: &Pool, group: &str, index: u32) -> Vec<Hosted> {
+    let per_replica = u64::from(count(pool.ranks_per_replica));
+    let hosted = |place| {
+        let replica = match place / per_replica {
+            0 => group.to_owned(),
+            number => format!("{group}-{number}"),
+        };
+        Hosted { replica: Some(replica), rank: rank(place % per_replica) }
+    };
+    places(index, per_pod(pool)).map(hosted).collect()
+}
+
 /// The whole replicas of a pod of a Deployment: named by the pod, because nothing else of it lasts.
 #[must_use]
 pub fn replicas_of_pod(pool: &Pool, pod: &str) -> Vec<Hosted> {

@@ -1,7 +1,8 @@
-//! What is kept of a pod: less than 1 KiB of the some 20 KiB that the API server sends.
+//! What is kept of a pod: its labels and less than 1 KiB of the some 20 KiB that the API server sends.
 
 use super::pod::{Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Label by which a pod names its refit; without it a pod is nobody's.
@@ -78,6 +79,8 @@ pub struct PodFacts {
     pub ips: Vec<IpAddr>,
     /// Value of [`POD_INDEX_LABEL`], unchecked.
     pub pod_index: Option<String>,
+    /// Labels, unchecked, and the annotations in which controllers number pods too; labels win.
+    pub marks: BTreeMap<String, String>,
     /// The owner that controls it, where there is one.
     pub owner: Option<Owner>,
     /// Where it is in its life.
@@ -154,6 +157,7 @@ impl PodFacts {
             node: spec.node_name.clone().filter(|node| !node.is_empty()),
             ips: status.map(|status| addresses(status, &shown)).transpose()?.unwrap_or_default(),
             pod_index: label(meta, POD_INDEX_LABEL).map(str::to_owned),
+            marks: marks(meta),
             owner: meta.owner_references.iter().flatten().find(|o| o.controller == Some(true)).map(owner),
             phase: phase(status),
             ready: status.is_some_and(is_ready),
@@ -213,7 +217,11 @@ fn label<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
 }
 
 /// A label whose value must be a DNS name, if it is there at all.
-fn checked<'a>(meta: &'a ObjectMeta, key: &'static str, pod: &str) -> Result<Option<&'a str>, MalformedPod> {
+pub(crate) fn checked<'a>(
+    meta: &'a ObjectMeta,
+    key: &'static str,
+    pod: &str,
+) -> Result<Option<&'a str>, MalformedPod> {
     let Some(value) = label(meta, key) else { return Ok(None) };
     if !is_dns_name(value) {
         let (pod, value) = (pod.to_owned(), value.to_owned());
@@ -227,6 +235,16 @@ fn is_dns_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(plain)
 }
 
+fn marks(meta: &ObjectMeta) -> BTreeMap<String, String> {
+    let annotations = meta.annotations.iter().flatten();
+    let mut marks: BTreeMap<String, String> = annotations
+        .filter(|(key, _)| super::marks::ANNOTATIONS.contains(&key.as_str()))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    marks.extend(meta.labels.iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
+    marks
+}
+
 fn claimed(meta: &ObjectMeta, own: &str, pod: &str) -> Result<String, MalformedPod> {
     let missing = || MalformedPod::Missing { pod: pod.to_owned(), field: "label weightrefit.dev/refit" };
     let name = checked(meta, REFIT_LABEL, pod)?.ok_or_else(missing)?;
@@ -234,7 +252,8 @@ fn claimed(meta: &ObjectMeta, own: &str, pod: &str) -> Result<String, MalformedP
     Ok(format!("{namespace}/{name}"))
 }
 
-fn side(meta: &ObjectMeta, pod: &str) -> Result<Side, MalformedPod> {
+/// Which side the labels say.
+pub(crate) fn side(meta: &ObjectMeta, pod: &str) -> Result<Side, MalformedPod> {
     match label(meta, SIDE_LABEL) {
         Some("training") => Ok(Side::Training),
         Some("inference") => Ok(Side::Inference),

@@ -5,6 +5,7 @@
 //!   going away or has ended claims nothing.
 //! - S2: a pod that is at fault is told of by name and field, and takes no seat from others.
 
+use super::marks::{self, Place as Marked, decimal};
 use super::pod_facts::{Owner, PodFacts, Side};
 use crate::api::ranks::{self, Hosted};
 use crate::api::refit::{Pool, WeightRefitSpec};
@@ -46,6 +47,16 @@ pub enum SeatError {
         /// Where the ordinal should be.
         field: &'static str,
         /// What is there.
+        value: String,
+    },
+    /// What a controller writes on its pods is missing, or says what cannot be.
+    #[error("pod {pod} has no rank: its {name} is `{value}`")]
+    Mark {
+        /// namespace/name.
+        pod: String,
+        /// The label or annotation.
+        name: String,
+        /// What is there; empty where it is missing.
         value: String,
     },
     /// The world has no such ranks.
@@ -113,7 +124,9 @@ impl SeatError {
     #[must_use]
     pub const fn code(&self) -> Code {
         match self {
-            Self::Ordinal { .. } | Self::BeyondWorld { .. } | Self::NoPool { .. } => Code::RankGap,
+            Self::Ordinal { .. } | Self::Mark { .. } | Self::BeyondWorld { .. } | Self::NoPool { .. } => {
+                Code::RankGap
+            }
             Self::Duplicate { .. } => Code::DuplicateRank,
             Self::NoAddress { .. } => Code::NotEnoughReady,
             Self::Announced { .. } => Code::Unauthorized,
@@ -251,7 +264,9 @@ impl Bounds {
         }
     }
 
-    fn shown(&self) -> String {
+    /// As messages tell it.
+    #[must_use]
+    pub fn shown(&self) -> String {
         let side =
             self.pool.as_ref().map_or("training".to_owned(), |pool| format!("inference/{pool}/REPLICA"));
         let per_pod = self.per_pod.map_or("any number".to_owned(), |per_pod| per_pod.to_string());
@@ -276,10 +291,15 @@ fn training(spec: &WeightRefitSpec, pod: &PodFacts) -> Result<Allowed, SeatError
         RanksType::StatefulSet => place(pod)?.ordinal,
         // One pod is the whole world, or nothing tells its pods apart.
         RanksType::Deployment if per_pod.unwrap_or(1) == world => 0,
-        RanksType::Registered => {
+        RanksType::IndexedJob | RanksType::JobSet | RanksType::LeaderWorkerSet | RanksType::PodCliqueSet => {
+            marks::in_world(&training.ranks, pod, world / per_pod.unwrap_or(1).max(1))?
+        }
+        RanksType::Label => marks::told(&training.ranks, pod, per_pod.unwrap_or(1))?.index,
+        // What Ray's labels tell is the order of hosts, and ranks are the framework's to give.
+        RanksType::Registered | RanksType::RayCluster => {
             return Ok(Allowed::Announced(Bounds { pool: None, ranks: world, per_pod }));
         }
-        kind => {
+        kind @ RanksType::Deployment => {
             return Err(SeatError::Unsupported { pod: pod.shown(), field: "training.ranks.type", kind });
         }
     };
@@ -298,22 +318,19 @@ fn inference(pool: &Pool, pod: &PodFacts) -> Result<Allowed, SeatError> {
         RanksType::StatefulSet => {
             let Place { owner, ordinal } = place(pod)?;
             let first = u64::from(ordinal) * u64::from(ranks::per_pod(pool)) / u64::from(per_replica.max(1));
-            let size = u64::from(limits::REPLICAS_MAX.unsigned_abs());
-            if first >= size {
-                let (pod, field) = (pod.shown(), "the largest number of replicas");
-                return Err(SeatError::BeyondWorld { pod, ordinal, first, field, size });
-            }
+            let (field, size) = ("the largest number of replicas", limits::REPLICAS_MAX.unsigned_abs());
+            beyond(pod, ordinal, first, field, size)?;
             ranks::pool_ranks(pool, owner, ordinal)
         }
         RanksType::Deployment => ranks::replicas_of_pod(pool, &pod.name),
-        RanksType::Registered => {
+        RanksType::IndexedJob | RanksType::JobSet | RanksType::LeaderWorkerSet | RanksType::PodCliqueSet => {
+            of_group(pool, pod, marks::in_group(&pool.ranks, pod)?)?
+        }
+        RanksType::Label => of_replica(pool, pod, marks::told(&pool.ranks, pod, ranks::per_pod(pool))?)?,
+        RanksType::Registered | RanksType::RayCluster => {
             let per_pod = pool.ranks.ranks_per_pod.map(i32::unsigned_abs);
             let pool = Some(pool.name.clone());
             return Ok(Allowed::Announced(Bounds { pool, ranks: per_replica, per_pod }));
-        }
-        kind => {
-            let field = "inference.pools[].ranks.type";
-            return Err(SeatError::Unsupported { pod: pod.shown(), field, kind });
         }
     };
     let seat = |Hosted { replica, rank }| Seat::Inference {
@@ -322,6 +339,36 @@ fn inference(pool: &Pool, pod: &PodFacts) -> Result<Allowed, SeatError> {
         rank,
     };
     Ok(Allowed::Exactly(hosted.into_iter().map(seat).collect()))
+}
+
+/// A group's pods are its replicas, one after the other.
+fn of_group(pool: &Pool, pod: &PodFacts, place: Marked) -> Result<Vec<Hosted>, SeatError> {
+    let per_replica = u64::from(pool.ranks_per_replica.unsigned_abs().max(1));
+    let first = u64::from(place.index) * u64::from(ranks::per_pod(pool)) / per_replica;
+    beyond(pod, place.index, first, "the largest number of replicas", limits::REPLICAS_MAX.unsigned_abs())?;
+    Ok(match pool.ranks.kind {
+        RanksType::IndexedJob => ranks::pool_ranks(pool, &place.group, place.index),
+        _ => ranks::group_ranks(pool, &place.group, place.index),
+    })
+}
+
+/// A label names the replica, and its pods come one after the other.
+fn of_replica(pool: &Pool, pod: &PodFacts, place: Marked) -> Result<Vec<Hosted>, SeatError> {
+    let (per_replica, per_pod) = (pool.ranks_per_replica.unsigned_abs(), ranks::per_pod(pool));
+    let first = u64::from(place.index) * u64::from(per_pod);
+    beyond(pod, place.index, first, "ranksPerReplica", per_replica)?;
+    Ok(match per_pod >= per_replica {
+        true => ranks::replicas_of_pod(pool, &place.group),
+        false => ranks::group_ranks(pool, &place.group, place.index),
+    })
+}
+
+fn beyond(pod: &PodFacts, ordinal: u32, first: u64, field: &'static str, size: u32) -> Result<(), SeatError> {
+    let size = u64::from(size);
+    if first < size {
+        return Ok(());
+    }
+    Err(SeatError::BeyondWorld { pod: pod.shown(), ordinal, first, field, size })
 }
 
 /// Which of its owner's pods a pod is.
@@ -333,9 +380,9 @@ struct Place<'a> {
 /// By the label of its StatefulSet's controller, else by its name `<owner>-<ordinal>`.
 fn place(pod: &PodFacts) -> Result<Place<'_>, SeatError> {
     let fault = |field, value: &str| SeatError::Ordinal { pod: pod.shown(), field, value: value.to_owned() };
-    let in_name = pod.name.rsplit_once('-').and_then(|(owner, tail)| Some((owner, number(tail)?)));
+    let in_name = pod.name.rsplit_once('-').and_then(|(owner, tail)| Some((owner, decimal(tail)?)));
     let ordinal = match &pod.pod_index {
-        Some(index) => number(index).ok_or_else(|| fault("label apps.kubernetes.io/pod-index", index))?,
+        Some(index) => decimal(index).ok_or_else(|| fault("label apps.kubernetes.io/pod-index", index))?,
         None => in_name.ok_or_else(|| fault("the end of metadata.name", &pod.name))?.1,
     };
     let owner = match &pod.owner {
@@ -343,12 +390,6 @@ fn place(pod: &PodFacts) -> Result<Place<'_>, SeatError> {
         _ => in_name.map_or(pod.name.as_str(), |(owner, _)| owner),
     };
     Ok(Place { owner, ordinal })
-}
-
-/// A number as Kubernetes writes it: decimal, without sign or leading zeros.
-fn number(text: &str) -> Option<u32> {
-    let is_plain = text == "0" || (!text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit()));
-    if is_plain { text.parse().ok() } else { None }
 }
 
 /// A seat that an agent named itself, short enough for a message.
@@ -394,6 +435,7 @@ mod tests {
             node: None,
             ips: vec!["10.0.0.1".parse().expect("an address")],
             pod_index: None,
+            marks: BTreeMap::new(),
             owner: None,
             phase: PodPhase::Running,
             ready: true,
@@ -467,7 +509,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_names_the_pod_and_the_field() {
-        let job = r#""worldSize": 4, "ranks": {"type": "IndexedJob"}"#;
+        let alike = r#""worldSize": 4, "ranks": {"type": "Deployment"}"#;
         for (training, side, name, index, pool, want) in [
             (
                 TRAINING,
@@ -512,12 +554,12 @@ mod tests {
             ),
             (TRAINING, Side::Inference, "vllm-0", None, "big", "label weightrefit.dev/pool of `big`"),
             (
-                job,
+                alike,
                 Side::Training,
                 "trainer-0",
                 None,
                 "default",
-                "does not support training.ranks.type IndexedJob",
+                "does not support training.ranks.type Deployment",
             ),
         ] {
             let mut pod = pod(side, name);

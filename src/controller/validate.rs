@@ -9,7 +9,6 @@ use crate::api::problem::{FieldPath, Problem, Refusal};
 use crate::api::refit::{WeightRefit, WeightRefitSpec};
 use crate::api::resolve::{NoPlan, Options, ResolvedRefit, resolve};
 use crate::api::supported;
-use crate::api::workload::RanksType;
 use crate::limits;
 use std::sync::Arc;
 use weightrefit_core::code::Code;
@@ -73,13 +72,15 @@ pub fn validate(dereferenced: Dereferenced) -> Result<Validated, Rejection> {
 /// Ways from pods to ranks that only documents may name yet.
 fn ranks(spec: &WeightRefitSpec) -> Result<(), (FieldPath, Problem)> {
     let at = FieldPath::of("spec");
-    let training = (at.key("training.ranks.type"), spec.training.ranks.kind);
-    let pool = |(index, kind)| (at.key("inference.pools").index(index).key("ranks.type"), kind);
-    let pools = spec.inference.pools.iter().map(|pool| pool.ranks.kind).enumerate().map(pool);
-    for (path, kind) in std::iter::once(training).chain(pools) {
-        if !matches!(kind, RanksType::StatefulSet | RanksType::Deployment | RanksType::Registered) {
-            let hint = "Choose `type: StatefulSet`, `Deployment` or `Registered`.";
-            return Err((path, Problem::Unsupported { value: format!("{kind:?}"), hint }));
+    let training = (at.key("training.ranks"), &spec.training.ranks);
+    let pool = |(index, ranks)| (at.key("inference.pools").index(index).key("ranks"), ranks);
+    let pools = spec.inference.pools.iter().map(|pool| &pool.ranks).enumerate().map(pool);
+    for (path, ranks) in std::iter::once(training).chain(pools) {
+        // The pods of one tell nothing of how many the other has.
+        if let Some(set) = ranks.job_set.as_ref().filter(|set| set.replicated_jobs.len() > 1) {
+            let value = format!("[{}]", set.replicated_jobs.join(", "));
+            let hint = "Name one replicated job; its `replicas` and `parallelism` may be as large as needed.";
+            return Err((path.key("jobSet.replicatedJobs"), Problem::Unsupported { value, hint }));
         }
     }
     Ok(())
