@@ -8,6 +8,7 @@ mod crd;
 mod explain;
 mod failure;
 mod history;
+mod inject;
 mod input;
 mod json;
 mod layout;
@@ -51,6 +52,7 @@ enum Command {
     Status(status::Status),
     History(history::History),
     Abort(abort::Abort),
+    Inject(inject::Inject),
     Explain(explain::Explain),
     Crd(crd::Crd),
     Completion(completion::Completion),
@@ -102,6 +104,7 @@ fn run(command: Command, printer: &Printer) -> Result<(), Failure> {
         Command::Status(command) => command.run(printer),
         Command::History(command) => command.run(printer),
         Command::Abort(command) => command.run(printer),
+        Command::Inject(command) => command.run(printer),
         Command::Explain(command) => command.run(printer),
         Command::Crd(command) => command.run(printer),
         Command::Completion(command) => command.run(printer),

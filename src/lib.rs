@@ -8,6 +8,7 @@ pub mod controller;
 pub mod coordinate;
 pub mod coordinator;
 pub mod identity;
+pub mod injection;
 pub mod limits;
 pub mod local;
 pub mod operator;

@@ -226,6 +226,43 @@ impl Documents {
     }
 }
 
+/// The one document of a file that is of our own making, read as strictly as the resource.
+///
+/// # Errors
+/// With the first problem, such as that there are none or several documents.
+pub fn only<T: DeserializeOwned>(source: &SourceText) -> Result<Document<T>, Refusal> {
+    let mut nodes = nodes(source)?.into_iter();
+    match (nodes.next(), nodes.next()) {
+        (Some(node), None) => typed(&source.file, node),
+        (first, second) => {
+            let count = first.iter().count() + second.iter().count() + nodes.count();
+            let problem = Problem::Length { what: "the file", unit: "documents", count, least: 1, most: 1 };
+            let path = FieldPath::default();
+            Err(Refusal { file: source.file.clone(), position: None, path, problem: problem.into() })
+        }
+    }
+}
+
+/// The documents of a file as they are, whatever their kind.
+///
+/// # Errors
+/// When the text is no YAML, or YAML readers would differ about it.
+pub fn objects(source: &SourceText) -> Result<Vec<serde_json::Value>, Refusal> {
+    Ok(nodes(source)?.into_iter().map(serde_json::Value::from).collect())
+}
+
+fn nodes(source: &SourceText) -> Result<Vec<Node>, Refusal> {
+    let whole = |unreadable: Unreadable| Refusal {
+        file: source.file.clone(),
+        position: unreadable.position,
+        path: FieldPath::default(),
+        problem: unreadable.problem.into(),
+    };
+    let nodes = Node::documents(&source.text).map_err(whole)?;
+    nodes.iter().try_for_each(|node| node.refuse_ambiguous(&source.text)).map_err(whole)?;
+    Ok(nodes)
+}
+
 fn typed<T: DeserializeOwned>(file: &str, node: Node) -> Result<Document<T>, Refusal> {
     match strict::from_node(&node) {
         Ok(value) => Ok(Document { file: file.to_owned(), value, node: Some(node) }),

@@ -158,6 +158,22 @@ fn position_of(location: Location) -> Position {
     Position { line: location.line(), column: location.column() }
 }
 
+impl From<Node> for serde_json::Value {
+    fn from(node: Node) -> Self {
+        match node.value {
+            Value::Null => Self::Null,
+            Value::Bool(value) => value.into(),
+            Value::Int(value) => value.into(),
+            Value::Float(value) => value.into(),
+            Value::Text(text) => text.into(),
+            Value::List(nodes) => nodes.into_iter().map(Self::from).collect(),
+            Value::Map(entries) => {
+                Self::Object(entries.into_iter().map(|entry| (entry.key, entry.node.into())).collect())
+            }
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Spanned { value, referenced, defined } = Spanned::<Value>::deserialize(deserializer)?;

@@ -1,0 +1,118 @@
+//! Why a pod gets no agent.
+
+use super::{DeviceAccess, SOCKET_FOLDER, SOCKET_VARIABLE};
+use crate::controller::pod_facts::MalformedPod;
+use weightrefit_core::code::Code;
+use weightrefit_core::nearest::nearest;
+
+/// Why a pod cannot be given an agent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InjectError {
+    /// It is not what an API server would send.
+    #[error("this is no pod: {0}")]
+    Shape(String),
+    /// Its labels do not say what it is.
+    #[error(transparent)]
+    Labels(#[from] MalformedPod),
+    /// Nobody would use the agent.
+    #[error("pod has no container")]
+    NoContainer,
+    /// The annotation names no profile.
+    #[error("there is no injection profile `{name}`")]
+    NoProfile {
+        /// The name.
+        name: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
+    /// The profile asks for what this version cannot do.
+    #[error("injection profile `{profile}` has deviceAccess {access:?}, which this version does not support")]
+    DeviceAccess {
+        /// The profile.
+        profile: String,
+        /// What it asks for.
+        access: DeviceAccess,
+    },
+    /// Agents run on Linux.
+    #[error("spec.os.name of the pod is not linux")]
+    NotLinux,
+    /// Others of the pod, or of the node, could read the agent's token and key.
+    #[error("pod sets {field}, so that other containers could read the agent's token and key")]
+    SharedProcesses {
+        /// The field.
+        field: &'static str,
+        /// The profile, which could allow it.
+        profile: String,
+    },
+    /// A name is taken by something that is no agent of ours.
+    #[error("pod has a {what} `{name}` of its own")]
+    Taken {
+        /// Container or volume.
+        what: &'static str,
+        /// Its name.
+        name: &'static str,
+    },
+    /// The socket's folder is taken.
+    #[error("container `{container}` mounts {path}, where the agent socket must be")]
+    Mounted {
+        /// The container.
+        container: String,
+        /// The mount's path.
+        path: String,
+    },
+    /// The variable is taken.
+    #[error("container `{container}` sets {SOCKET_VARIABLE} itself")]
+    Variable {
+        /// The container.
+        container: String,
+    },
+    /// The port is taken: containers of a pod share its addresses.
+    #[error("container `{container}` has port {port}, where the agent serves probes and metrics")]
+    Port {
+        /// The container.
+        container: String,
+        /// The port.
+        port: u16,
+    },
+}
+
+impl InjectError {
+    /// The stable code, where there is one.
+    #[must_use]
+    pub const fn code(&self) -> Option<Code> {
+        match self {
+            Self::DeviceAccess { .. } | Self::NotLinux => Some(Code::Unsupported),
+            _ => None,
+        }
+    }
+
+    /// What a person can do about it.
+    #[must_use]
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Shape(_) => "Correct that field of the pod.".to_owned(),
+            Self::Labels(_) => "Correct the label, or remove label weightrefit.dev/refit.".to_owned(),
+            Self::NoContainer => "Add the trainer's or engine's container.".to_owned(),
+            Self::NoProfile { name, known } => {
+                let near = nearest(name, known.iter().map(String::as_str));
+                let near = near.map(|near| format!("Did you mean `{near}`? ")).unwrap_or_default();
+                format!(
+                    "{near}Profiles are listed in the operator's injection settings: {}.",
+                    known.join(", ")
+                )
+            }
+            Self::DeviceAccess { .. } => {
+                "Choose a profile with `deviceAccess: HostMemory` by annotation weightrefit.dev/profile."
+                    .to_owned()
+            }
+            Self::NotLinux => "Remove label weightrefit.dev/refit, or spec.os.".to_owned(),
+            Self::SharedProcesses { field, profile } => {
+                format!("Remove {field}, or set `sharedProcesses: true` in injection profile `{profile}`.")
+            }
+            Self::Taken { what, .. } => format!("Rename that {what}."),
+            Self::Mounted { .. } => format!("Mount it elsewhere than {SOCKET_FOLDER}."),
+            Self::Variable { .. } => "Remove it: injection sets it.".to_owned(),
+            Self::Port { .. } => "Change that port, or `metricsPort` of the injection profile.".to_owned(),
+        }
+    }
+}
