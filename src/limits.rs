@@ -201,6 +201,13 @@ pub const WATCH_SECONDS: u32 = 55;
 /// Token reviews in flight: a fleet that enrols at once is reviewed in a few seconds, a flood stays a trickle.
 pub const TOKEN_REVIEWS_MAX: usize = 32;
 
+/// Bytes of a question about one pod: the API server takes objects of 3 MiB, and the question holds one and its options.
+pub const REVIEW_BYTES_MAX: usize = 8 << 20;
+
+/// How long the webhook's certificate lasts: it is replaced at a third, so that days without a replacement are noticed
+/// before they matter.
+pub const WEBHOOK_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
 /// Bytes of an enrolment token: a projected one has some 1,300.
 pub const ENROLMENT_TOKEN_BYTES_MAX: usize = 16 << 10;
 

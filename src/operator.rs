@@ -5,6 +5,7 @@
 pub mod client;
 pub mod lease;
 pub mod telemetry;
+pub mod webhook;
 
 use crate::controller::dispatch::dispatch;
 use crate::controller::gate::{ClusterGate, DEFAULT_AUDIENCE};
@@ -27,6 +28,7 @@ use telemetry::{Health, Metrics};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tracing_subscriber::EnvFilter;
+use webhook::WebhookError;
 
 /// Keeps the weights of inference replicas equal to the trainer's newest published version.
 #[derive(Debug, Clone, Parser)]
@@ -50,6 +52,9 @@ pub struct Args {
     /// Audience that agents' tokens must have; one of its own for each cluster is safer.
     #[arg(long, value_name = "NAME", default_value = DEFAULT_AUDIENCE)]
     pub audience: String,
+    /// The admission webhook.
+    #[command(flatten)]
+    pub webhook: webhook::Args,
 }
 
 /// The operator cannot start, or had to stop.
@@ -75,6 +80,9 @@ pub enum OperatorError {
     /// No TLS.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The webhook cannot be served.
+    #[error(transparent)]
+    Webhook(#[from] WebhookError),
     /// Two metrics of one name.
     #[error("cannot register metrics: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -117,7 +125,7 @@ fn exit_on_panic() {
 
 async fn run(args: Args) -> Result<(), OperatorError> {
     // All fields by name, so that none is forgotten.
-    let Args { namespace, watch_namespace, agent_listen, http_listen, identity, audience } = args;
+    let Args { namespace, watch_namespace, agent_listen, http_listen, identity, audience, webhook } = args;
     let signals = |source| OperatorError::System { action: "listen for signals".into(), source };
     let stop = stop_signal().map_err(signals)?;
     let (metrics, health) = (Metrics::new()?, Arc::new(Health::starting("the authority is being read")));
@@ -130,6 +138,7 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         authority = authority(&client, &namespace, &health) => Arc::new(authority?),
         () = &mut stop => return Ok(()),
     };
+    let webhook = webhook::start(webhook, &audience, &client, &authority).await?;
     let pods = Arc::new(Pods::new(&client, watch_namespace.as_slice(), &metrics.watch_failures));
     let (refits, store) = reflector::store();
     let gate = Arc::new(ClusterGate::new(client.clone(), Arc::clone(&pods), refits, audience));
@@ -140,7 +149,8 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         metrics.refusals.clone(),
     )?;
     let (agents, http) = (server.address().to_string(), http_address.map(|address| address.to_string()));
-    tracing::info!(agents, http, version = env!("CARGO_PKG_VERSION"), "serving");
+    let webhook = webhook.map(|address| address.to_string());
+    tracing::info!(agents, http, webhook, version = env!("CARGO_PKG_VERSION"), "serving");
     let identity = match identity {
         Some(identity) => identity,
         None => random_identity()?,

@@ -134,12 +134,17 @@ impl Authority {
 
     /// A certificate for the coordinator, valid for [`SERVER_NAME`].
     pub fn server(&self) -> Result<ServerIdentity, IdentityError> {
+        self.serving(&[SERVER_NAME.to_owned()], SERVER_LIFETIME)
+    }
+
+    /// A certificate for a server of this process that is dialled at these names and addresses.
+    pub fn serving(&self, hosts: &[String], lifetime: Duration) -> Result<ServerIdentity, IdentityError> {
         let key = KeyPair::generate()?;
-        let mut params = CertificateParams::new([SERVER_NAME.to_owned()])?;
-        params.distinguished_name = name(SERVER_NAME);
+        let mut params = CertificateParams::new(hosts)?;
+        params.distinguished_name = name(hosts.first().map_or("weightrefit", String::as_str));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        valid_for(&mut params, SERVER_LIFETIME);
+        valid_for(&mut params, lifetime);
         let leaf = params.signed_by(&key, &self.issuer)?;
         let key = PrivatePkcs8KeyDer::from(key.serialize_der());
         Ok(ServerIdentity { chain: vec![leaf.der().clone(), self.certificate().clone()], key: key.into() })

@@ -69,6 +69,9 @@ impl Metrics {
         ["429", "500", "503", "failed", "timeout"]
             .iter()
             .for_each(|code| drop(api_requests.with_label_values(&[code])));
+        ["configmaps", "pods", "weightrefits"]
+            .iter()
+            .for_each(|resource| drop(watch_failures.with_label_values(&[resource])));
         ["deferred", "failed", "unchanged", "written"]
             .iter()
             .for_each(|outcome| drop(reconciles.with_label_values(&[outcome])));

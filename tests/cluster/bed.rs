@@ -137,7 +137,8 @@ impl Bed {
         self.kubectl(&["wait", "--for=condition=Established", definition, "--timeout=60s"]);
     }
 
-    fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> Output {
+    /// Runs `kubectl` as administrator with this standard input, whatever comes of it.
+    pub(crate) fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> Output {
         let mut child = Command::new(programs().join("kubectl"))
             .args(arguments)
             .env("KUBECONFIG", self.kubeconfig())

@@ -13,6 +13,7 @@ mod epochs;
 mod fault_proxy;
 mod faults;
 mod gate;
+mod injection;
 mod lease;
 mod members;
 mod operator;

@@ -1,6 +1,8 @@
 //! A namespace with an operator, a refit and pods that really run: agents, and reference trainer and engines as their
 //! clients. What a kubelet would do, this does: it gives pods their addresses and tokens, and restarts agents.
 
+pub(crate) mod injected;
+
 use crate::bed::Bed;
 use crate::process::Process;
 use crate::rogue::Port;
@@ -34,6 +36,8 @@ pub(crate) struct World {
     agents: Option<String>,
     /// Where operators find the API server, if not at its own address.
     api_server: Option<String>,
+    /// More flags of its operators, and what keeps for itself what they name.
+    webhook: Option<injected::Webhook>,
     pods: BTreeMap<String, Pod>,
     starts: u32,
     worlds: u32,
@@ -41,6 +45,8 @@ pub(crate) struct World {
 
 struct Pod {
     uid: String,
+    /// As the API server made it.
+    created: Value,
     side: Side,
     ordinal: u32,
     /// `None` after it was killed on purpose.
@@ -80,7 +86,8 @@ impl World {
         let rights = rights
             .expect("the manifest")
             .replace("weightrefit-system", namespace)
-            .replace("weightrefit:operator", &format!("weightrefit:operator:{namespace}"));
+            .replace("weightrefit:operator", &format!("weightrefit:operator:{namespace}"))
+            .replace("resourceNames: [weightrefit]", &format!("resourceNames: [weightrefit-{namespace}]"));
         bed.send("apply", rights);
         for side in [Side::Training, Side::Inference] {
             bed.kubectl(&["create", "serviceaccount", side.owner(), "-n", namespace]);
@@ -95,6 +102,7 @@ impl World {
             operator: None,
             agents: None,
             api_server: None,
+            webhook: None,
             pods: BTreeMap::new(),
             starts: 0,
             worlds: 0,
@@ -146,6 +154,7 @@ impl World {
         command
             .args(["--namespace", &namespace, "--watch-namespace", &namespace, "--agent-listen", &listen])
             .args(["--http-listen", "127.0.0.1:0", "--audience", AUDIENCE])
+            .args(self.webhook.iter().flat_map(injected::Webhook::flags))
             .env("KUBECONFIG", &kubeconfig)
             .env("RUST_LOG", "info,weightrefit=debug");
         let operator = Process::start(command, self.path(&format!("operator-{}.log", self.starts)));
@@ -239,7 +248,7 @@ impl World {
         );
         let token = self.bed.kubectl(&request.split(' ').collect::<Vec<_>>());
         std::fs::write(self.path(&format!("{uid}.token")), token.trim_end()).expect("a file");
-        self.pods.insert(name, Pod { uid, side, ordinal, agent: None, clients: Vec::new() });
+        self.pods.insert(name, Pod { uid, created, side, ordinal, agent: None, clients: Vec::new() });
     }
 
     /// Starts agents and clients of pods that have none; the trust bundle must be there by then.
@@ -269,6 +278,12 @@ impl World {
 
     fn start_agent(&mut self, name: &str) {
         self.starts += 1;
+        let command = self.injected_agent(name).unwrap_or_else(|| self.agent(name));
+        let agent = Process::start(command, self.path(&format!("{name}-{}.log", self.starts)));
+        self.pods.get_mut(name).expect("a pod").agent = Some(agent);
+    }
+
+    fn agent(&self, name: &str) -> Command {
         let pod = &self.pods[name];
         let mut command = Command::new(program("weightrefit-agent"));
         command
@@ -280,13 +295,12 @@ impl World {
             .arg(self.path(&format!("{}.token", pod.uid)))
             .args(["--pod-uid", &pod.uid, "--listen", &address(pod.side, pod.ordinal)])
             .arg("--socket")
-            .arg(self.path(&format!("{name}.agent")))
+            .arg(self.socket(name))
             .args(["--exit-with-parent", &std::process::id().to_string()]);
         for claim in claims(pod.side, pod.ordinal) {
             command.args(["--claim", &claim]);
         }
-        let agent = Process::start(command, self.path(&format!("{name}-{}.log", self.starts)));
-        self.pods.get_mut(name).expect("a pod").agent = Some(agent);
+        command
     }
 
     fn start_clients(&mut self, name: &str) {
@@ -301,7 +315,7 @@ impl World {
             command
                 .arg(role)
                 .arg("--socket")
-                .arg(self.path(&format!("{name}.agent")))
+                .arg(self.socket(name))
                 .arg("--refit")
                 .arg(self.path("refit.json"))
                 .arg("--weights")
