@@ -33,6 +33,9 @@ test: tools ## Run every check: format, lints, docs, Rust and Python tests, the 
 test-torch: tools ## Run the Python client with real PyTorch (fetches 3 GB once)
 	@tests/run build torch
 
+chart-test: ## Check the charts: helm's lint, values that must be refused, what is rendered
+	@tests/run charts
+
 bench: build ## Measure transfer and digest; prints tables and writes target/bench/*.json
 	cargo bench --locked --workspace --bench '*'
 
@@ -45,4 +48,4 @@ fmt: tools ## Format the Rust code
 clean: ## Remove build output of this checkout and the compiled crates in the cache
 	rm -rf target "$(CARGO_TARGET_DIR)"
 
-.PHONY: help tools weights build demo test test-torch bench lint fmt clean
+.PHONY: help tools weights build demo test test-torch chart-test bench lint fmt clean
