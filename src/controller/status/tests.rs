@@ -35,7 +35,7 @@ fn pod(side: Side, ordinal: u32) -> Arc<PodFacts> {
         service_account: "sa".into(),
         node: None,
         ips: vec![[127, 0, 0, 1].into()],
-        marks: std::collections::BTreeMap::new(),
+        marks: BTreeMap::new(),
         pod_index: Some(ordinal.to_string()),
         owner: None,
         phase: PodPhase::Running,
