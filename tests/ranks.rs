@@ -1,11 +1,11 @@
 //! Which ranks pods are by what the controllers of their workloads write on them: `tests/ranks/NAME.yaml` holds pods of
 //! the shape that a controller gives them, the side that they are of, and the seats or the refusal of each.
 
-use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use weightrefit::api::refit::WeightRefitSpec;
+use weightrefit::controller::pod::Pod;
 use weightrefit::controller::pod_facts::PodFacts;
 use weightrefit::controller::seats::{Allowed, allowed};
 
