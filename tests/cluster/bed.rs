@@ -3,7 +3,7 @@
 //! No controller runs: namespaces have no accounts but those a test creates, and nothing collects what is owned.
 
 use kube::Resource;
-use kube::api::{ListParams, Request};
+use kube::api::{ListParams, Patch, PatchParams, PostParams, Request};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 use serde_json::{Value, json};
@@ -27,6 +27,7 @@ pub(crate) struct Bed {
     /// `tests/testbed/up`; ends both programs and removes the folder when its standard input ends.
     supervisor: Child,
     client: OnceLock<kube::Client>,
+    defined: OnceLock<()>,
     _ports: [ReservedPort; 2],
 }
 
@@ -52,8 +53,13 @@ impl Bed {
             .spawn()
             .expect("bash starts");
         let address = api.address;
-        let mut bed =
-            Self { folder: folder.keep(), supervisor, client: OnceLock::new(), _ports: [etcd, api] };
+        let mut bed = Self {
+            folder: folder.keep(),
+            supervisor,
+            client: OnceLock::new(),
+            defined: OnceLock::new(),
+            _ports: [etcd, api],
+        };
         bed.wait_until_ready(address);
         bed
     }
@@ -107,15 +113,53 @@ impl Bed {
         self.kubectl(&["create", "serviceaccount", "default", "-n", name]);
     }
 
-    /// All refits of a namespace, as the server has them. Tests that wait look ten times a second; a process of
-    /// `kubectl` for each look would take more of the machine than all that is tested.
+    /// All refits of a namespace, as the server has them.
     pub(crate) fn refits(&self, namespace: &str) -> Vec<Value> {
+        let path = WeightRefit::url_path(&(), Some(namespace));
+        let list = self.ask(|| Request::new(path).list(&ListParams::default()));
+        list["items"].as_array().expect("a list").clone()
+    }
+
+    /// Creates an object below this path of the API, such as `/api/v1/nodes`, unless it is there; as it then is.
+    pub(crate) fn apply(&self, path: &str, object: &Value) -> Value {
+        let name = object["metadata"]["name"].as_str().expect("a name");
+        let parameters = PatchParams::apply("tests").force();
+        self.ask(|| Request::new(path).patch(name, &parameters, &Patch::Apply(object)))
+    }
+
+    /// Changes the status of an object.
+    pub(crate) fn patch_status(&self, path: &str, name: &str, status: &Value) {
+        let (parameters, patch) = (PatchParams::default(), Patch::Merge(json!({"status": status})));
+        self.ask(|| Request::new(path).patch_subresource("status", name, &parameters, &patch));
+    }
+
+    /// A token of the account for this audience, bound to a pod.
+    pub(crate) fn token(&self, namespace: &str, account: &str, audience: &str, pod: &Value) -> String {
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
+        let of = json!({
+            "kind": "Pod", "apiVersion": "v1",
+            "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"],
+        });
+        let request = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+            "spec": {"audiences": [audience], "boundObjectRef": of},
+        });
+        let body = request.to_string().into_bytes();
+        let answer = self
+            .ask(|| Request::new(path).create_subresource("token", account, &PostParams::default(), body));
+        answer["status"]["token"].as_str().expect("a token").to_owned()
+    }
+
+    /// One request with the administrator's credentials, for what tests do many times: a process of `kubectl` for each
+    /// would take more of the machine than all that is tested.
+    fn ask<R>(&self, request: impl FnOnce() -> Result<axum::http::Request<Vec<u8>>, R>) -> Value
+    where
+        R: std::fmt::Debug,
+    {
         static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("threads"));
         let client = self.client.get_or_init(|| RUNTIME.block_on(self.client()));
-        let path = WeightRefit::url_path(&(), Some(namespace));
-        let request = Request::new(path).list(&ListParams::default()).expect("a request");
-        let list = RUNTIME.block_on(client.request::<Value>(request)).expect("the server answers");
-        list["items"].as_array().expect("a list").clone()
+        let request = request().expect("a request");
+        RUNTIME.block_on(client.request(request)).expect("the server does it")
     }
 
     /// A client with the administrator's credentials.
@@ -131,6 +175,10 @@ impl Bed {
 
     /// Makes the server know the resource WeightRefit, if it does not yet.
     pub(crate) fn define_refits(&self) {
+        self.defined.get_or_init(|| self.define());
+    }
+
+    fn define(&self) {
         let crds = checkout().join("crds");
         self.kubectl(&["apply", "--server-side", "-f", crds.to_str().expect("UTF-8")]);
         let definition = "crd/weightrefits.weightrefit.dev";

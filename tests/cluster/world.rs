@@ -220,7 +220,7 @@ impl World {
         let (namespace, name) = (self.namespace.clone(), format!("{}-{ordinal}", side.owner()));
         let node = format!("{namespace}-{name}");
         let node_document = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
-        self.bed.send("apply", node_document);
+        self.bed.apply("/api/v1/nodes", &node_document);
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
@@ -237,17 +237,14 @@ impl World {
                 "containers": [{"name": "main", "image": "none"}],
             },
         });
-        let created = self.bed.send("create", pod);
+        let pods = format!("/api/v1/namespaces/{namespace}/pods");
+        let created = self.bed.apply(&pods, &pod);
         let uid = created["metadata"]["uid"].as_str().expect("a uid").to_owned();
         let ip = address(side, ordinal);
-        let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}}).to_string();
-        self.bed.kubectl(&["patch", "pod", &name, "-n", &namespace, "--subresource=status", "-p", &status]);
-        let request = format!(
-            "create token {} -n {namespace} --audience={AUDIENCE} --bound-object-kind=Pod --bound-object-name={name}",
-            side.owner()
-        );
-        let token = self.bed.kubectl(&request.split(' ').collect::<Vec<_>>());
-        std::fs::write(self.path(&format!("{uid}.token")), token.trim_end()).expect("a file");
+        let status = json!({"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]});
+        self.bed.patch_status(&pods, &name, &status);
+        let token = self.bed.token(&namespace, side.owner(), AUDIENCE, &created);
+        std::fs::write(self.path(&format!("{uid}.token")), token).expect("a file");
         self.pods.insert(name, Pod { uid, created, side, ordinal, agent: None, clients: Vec::new() });
     }
 
