@@ -237,8 +237,8 @@ pub const CHECK_LIMIT: Duration = Duration::from_secs(60);
 /// machine is busy.
 pub const FIRST_STEP_LIMIT: Duration = Duration::from_secs(20);
 
-/// Local run: for processes to end by themselves.
-pub const END_LIMIT: Duration = Duration::from_secs(5);
+/// Local run: for processes to end by themselves, which takes milliseconds unless the machine is busy.
+pub const END_LIMIT: Duration = Duration::from_secs(20);
 
 /// Local run: how long a test keeps a process stopped: longer than the silence after which a peer counts as lost.
 pub const STOP_MAX: Duration = Duration::from_secs(8);

@@ -5,13 +5,12 @@ use super::world::Key;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
-use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// Bytes at the end of a log that are shown.
@@ -25,7 +24,7 @@ const TAIL_LINES: usize = 8;
 pub(super) enum Happening {
     /// One line of standard output.
     Said { key: Key, start: u64, line: String },
-    /// The process is over and reaped.
+    /// The process is over and reaped, and all that it said was told before.
     Exited { key: Key, start: u64, status: ExitStatus },
 }
 
@@ -42,7 +41,7 @@ struct Process {
     start: u64,
     descriptor: OwnedFd,
     stdin: Option<ChildStdin>,
-    /// Reaps the process.
+    /// Hears and reaps the process.
     waiter: JoinHandle<()>,
 }
 
@@ -85,18 +84,15 @@ impl Processes {
         }
         let stdin = if keep_open { stdin } else { None };
         let (owner, happenings) = (key.clone(), self.happenings.clone());
-        if let Some(stdout) = child.stdout.take() {
-            let (key, happenings) = (key.clone(), self.happenings.clone());
-            let stdout = tokio::process::ChildStdout::from_std(stdout).map_err(failed)?;
-            tokio::spawn(async move {
-                let mut lines = BufReader::new(stdout).lines();
-                while let Ok(Some(line)) = lines.next_line().await {
-                    // The run is over when nobody listens.
-                    let _ = happenings.send(Happening::Said { key: key.clone(), start, line });
-                }
-            });
-        }
+        let stdout = child.stdout.take();
+        // One after the other, so that a process is over only when its last word has been heard.
         let waiter = std::thread::spawn(move || {
+            for line in
+                stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines().map_while(Result::ok))
+            {
+                // The run is over when nobody listens.
+                let _ = happenings.send(Happening::Said { key: owner.clone(), start, line });
+            }
             if let Ok(status) = child.wait() {
                 let _ = happenings.send(Happening::Exited { key: owner, start, status });
             }

@@ -426,8 +426,13 @@ impl Stage {
                     said @ Happening::Said { .. } => self.happened(said)?,
                 },
                 Some(()) = self.interrupts.recv() => return Err(LocalError::Interrupted),
-                // Dropping the processes kills what is left.
-                () = tokio::time::sleep_until(deadline) => return Ok(()),
+                // Agents have nothing left to say, and dropping the processes kills them; without the last word of an
+                // engine nobody knows what it read.
+                () = tokio::time::sleep_until(deadline), if agents_told => return Ok(()),
+                () = tokio::time::sleep_until(deadline), if !agents_told => {
+                    let (what, seconds) = ("the end of every trainer and engine", limits::END_LIMIT.as_secs());
+                    return Err(LocalError::Late { what, seconds, log: self.logs() });
+                }
             }
         }
         Ok(())
