@@ -84,6 +84,13 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// What a command has to say while it runs goes to stderr, `default` and graver unless `RUST_LOG` asks for more.
+fn log(default: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
 /// The whole tree, each help text with the exit codes below it.
 fn command() -> clap::Command {
     with_exit_codes(Cli::command()).after_help(EXIT_CODES)

@@ -109,7 +109,7 @@ pub async fn start(
     let authority = Arc::new(Authority::generate()?);
     write(&directory, AUTHORITY, authority.certificate_pem().as_bytes())?;
     let seats = world.agents.into_iter().map(|agent| (agent.pod_uid, agent.seats)).collect();
-    let files = Files { directory, tokens: Tokens::default(), refit: settings.refit.clone(), seats };
+    let files = Files { directory, tokens: Arc::default(), refit: settings.refit.clone(), seats };
     files.seats.keys().try_for_each(|pod_uid| files.issue(pod_uid))?;
     let failed = |source| CoordinateError::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -147,7 +147,7 @@ fn write(directory: &Path, name: &str, content: &[u8]) -> Result<(), CoordinateE
 /// The gate: tokens in files.
 struct Files {
     directory: PathBuf,
-    tokens: Tokens,
+    tokens: Arc<Tokens>,
     /// namespace/name.
     refit: String,
     /// By pod UID.
@@ -177,12 +177,7 @@ impl Files {
 
 impl Gate for Arc<Files> {
     async fn enrol(&self, pod_uid: &str, token: &str) -> Result<(), v1::Fault> {
-        if !self.tokens.redeem(pod_uid, token) {
-            return Err(fault(
-                Code::Unauthenticated,
-                format!("token is not the unused one of pod {pod_uid}"),
-            ));
-        }
+        self.tokens.enrol(pod_uid, token).await?;
         if let Err(error) = self.issue(pod_uid) {
             // This agent is who it says; a later start of it will be refused until the directory can be written.
             tracing::error!(pod = pod_uid, %error, "no new token");

@@ -138,7 +138,7 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         authority = authority(&client, &namespace, &health) => Arc::new(authority?),
         () = &mut stop => return Ok(()),
     };
-    let webhook = webhook::start(webhook, &audience, &client, &authority).await?;
+    let webhook = webhook::start(webhook, &audience, &client, &authority, &metrics.watch_failures).await?;
     let pods = Arc::new(Pods::new(&client, watch_namespace.as_slice(), &metrics.watch_failures));
     let (refits, store) = reflector::store();
     let gate = Arc::new(ClusterGate::new(client.clone(), Arc::clone(&pods), refits, audience));

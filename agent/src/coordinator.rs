@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use weightrefit_core::code::Code;
-use weightrefit_core::id::{Incarnation, Rank};
+use weightrefit_core::id::Incarnation;
 use weightrefit_core::membership::Seat;
 use weightrefit_proto::v1;
 use weightrefit_proto::v1::agent_message::Kind;
@@ -153,7 +153,7 @@ async fn ask_seats(
     let mut client = CoordinatorClient::new(channel).max_decoding_message_size(limits::INSTRUCTION_BYTES_MAX);
     let asked = client.seats(v1::SeatsRequest { refit: refit.to_owned() });
     let answer = timeout(limits::DIAL_TIMEOUT, asked).await.map_err(|_| StreamError::Silent)??.into_inner();
-    match answer.claims.iter().map(seat).collect::<Option<Vec<_>>>() {
+    match answer.claims.iter().map(v1::Claim::seat).collect::<Option<Vec<_>>>() {
         Some(seats) if !seats.is_empty() => Ok(seats),
         _ => Err(StreamError::Seats),
     }
@@ -347,34 +347,6 @@ pub fn fault(code: Code, message: String) -> v1::Fault {
     v1::Fault { code: code.name().to_owned(), message, hint: code.remedy().to_owned() }
 }
 
-/// A seat as the coordinator names it.
-#[must_use]
-pub fn claim(seat: &Seat) -> v1::Claim {
-    match seat {
-        Seat::Training { rank } => {
-            v1::Claim { side: "training".to_owned(), rank: rank.0, ..v1::Claim::default() }
-        }
-        Seat::Inference { pool, replica, rank } => v1::Claim {
-            side: "inference".to_owned(),
-            pool: pool.clone(),
-            replica: replica.clone(),
-            rank: rank.0,
-        },
-    }
-}
-
-/// The seat that the coordinator names.
-fn seat(claim: &v1::Claim) -> Option<Seat> {
-    let rank = Rank(claim.rank);
-    match claim.side.as_str() {
-        "training" => Some(Seat::Training { rank }),
-        "inference" => {
-            Some(Seat::Inference { pool: claim.pool.clone(), replica: claim.replica.clone(), rank })
-        }
-        _ => None,
-    }
-}
-
 fn shown(seats: &[Seat]) -> String {
     seats.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
@@ -384,7 +356,7 @@ fn joining(enrolment: &Enrolment, joiner: &Joiner, state: &v1::State) -> v1::Joi
         refit: joiner.refit.clone(),
         pod_uid: enrolment.pod_uid.clone(),
         incarnation: joiner.incarnation.0.to_be_bytes().to_vec(),
-        claims: joiner.seats.iter().map(claim).collect(),
+        claims: joiner.seats.iter().map(v1::Claim::from).collect(),
         round_addresses: joiner.round_addresses.clone(),
         byte_addresses: joiner.byte_addresses.clone(),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -417,15 +389,6 @@ mod tests {
         assert_eq!(news, [true, false, true, true]);
         let text = "coordinator refused the join: Unauthorized: no consent; Grant it.";
         assert_eq!(refused("no consent").to_string(), text);
-    }
-
-    #[test]
-    fn a_seat_is_read_as_it_is_told() {
-        let engine = Seat::Inference { pool: "p".into(), replica: "a/b".into(), rank: Rank(3) };
-        for own in [Seat::Training { rank: Rank(7) }, engine] {
-            assert_eq!(seat(&claim(&own)), Some(own));
-        }
-        assert_eq!(seat(&v1::Claim { side: "sideways".into(), ..v1::Claim::default() }), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod claim;
 pub mod reference;
 pub mod refit;
 pub mod report;

@@ -26,6 +26,13 @@ pub struct SourceText {
     pub text: String,
 }
 
+impl SourceText {
+    /// The refusal of the file as a whole.
+    fn refuse(&self, Unreadable { position, problem }: Unreadable) -> Refusal {
+        Refusal { file: self.file.clone(), position, path: FieldPath::default(), problem: problem.into() }
+    }
+}
+
 /// A typed document that still knows where its fields stand.
 #[derive(Debug, Clone)]
 pub struct Document<T> {
@@ -117,14 +124,8 @@ impl Documents {
     pub fn parse(sources: &[SourceText]) -> Result<Self, Refusal> {
         let mut documents = Self::default();
         for source in sources {
-            let whole = |unreadable: Unreadable| Refusal {
-                file: source.file.clone(),
-                position: unreadable.position,
-                path: FieldPath::default(),
-                problem: unreadable.problem.into(),
-            };
-            for node in Node::documents(&source.text).map_err(whole)? {
-                documents.add(source, node, &whole)?;
+            for node in Node::documents(&source.text).map_err(|unreadable| source.refuse(unreadable))? {
+                documents.add(source, node)?;
             }
         }
         Ok(documents)
@@ -140,12 +141,8 @@ impl Documents {
         Self { config_maps: maps.into_iter().map(document).collect(), ..Self::default() }
     }
 
-    fn add(
-        &mut self,
-        source: &SourceText,
-        node: Node,
-        whole: &impl Fn(Unreadable) -> Refusal,
-    ) -> Result<(), Refusal> {
+    fn add(&mut self, source: &SourceText, node: Node) -> Result<(), Refusal> {
+        let whole = |unreadable| source.refuse(unreadable);
         let Some(kind) = node.text("kind") else {
             let problem = match Sort::of(&node).filter(|sort| *sort != Sort::Resource) {
                 Some(found) => Problem::OtherSort { found, wanted: Sort::Resource },
@@ -161,7 +158,7 @@ impl Documents {
                     entries.into_iter().filter(|entry| entry.key == "items").map(|entry| entry.node.value);
                 let nodes =
                     items.flat_map(|items| if let Value::List(nodes) = items { nodes } else { Vec::new() });
-                nodes.into_iter().try_for_each(|node| self.add(source, node, whole))
+                nodes.into_iter().try_for_each(|node| self.add(source, node))
             }
             KIND => {
                 node.refuse_ambiguous(&source.text).map_err(whole)?;
@@ -237,8 +234,7 @@ pub fn only<T: DeserializeOwned>(source: &SourceText) -> Result<Document<T>, Ref
         (first, second) => {
             let count = first.iter().count() + second.iter().count() + nodes.count();
             let problem = Problem::Length { what: "the file", unit: "documents", count, least: 1, most: 1 };
-            let path = FieldPath::default();
-            Err(Refusal { file: source.file.clone(), position: None, path, problem: problem.into() })
+            Err(source.refuse(Unreadable { position: None, problem }))
         }
     }
 }
@@ -252,12 +248,7 @@ pub fn objects(source: &SourceText) -> Result<Vec<serde_json::Value>, Refusal> {
 }
 
 fn nodes(source: &SourceText) -> Result<Vec<Node>, Refusal> {
-    let whole = |unreadable: Unreadable| Refusal {
-        file: source.file.clone(),
-        position: unreadable.position,
-        path: FieldPath::default(),
-        problem: unreadable.problem.into(),
-    };
+    let whole = |unreadable| source.refuse(unreadable);
     let nodes = Node::documents(&source.text).map_err(whole)?;
     nodes.iter().try_for_each(|node| node.refuse_ambiguous(&source.text)).map_err(whole)?;
     Ok(nodes)

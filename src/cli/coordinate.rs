@@ -49,7 +49,7 @@ impl Coordinate {
         let resolved = resolve(&documents, refit, &Options { tensors: None, replicas })?;
         resolved.plan().map_err(|error| Failure::no_plan(refit, error))?;
         resolved.notes.iter().for_each(|note| printer.note(note));
-        log();
+        super::log("info");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         runtime.map_err(Failure::failed)?.block_on(async {
             let stop = stop_signal().map_err(Failure::failed)?;
@@ -77,13 +77,6 @@ fn failure(error: CoordinateError) -> Failure {
         }
     };
     Failure { exit: Exit::Refused, hint: Some(hint.to_owned()), ..Failure::failed(error) }
-}
-
-/// Epochs and refusals go to stderr; `RUST_LOG` filters them.
-fn log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }
 
 /// A line for each agent, as a shell takes it.

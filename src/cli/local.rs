@@ -49,7 +49,7 @@ impl Local {
         let resolved = resolve(&documents, refit, &Options { tensors: None, replicas })?;
         let options = local::Options { rounds, weights, faults: fault, broken };
         resolved.notes.iter().for_each(|note| printer.note(note));
-        log();
+        super::log("warn");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(Failure::failed)?;
         // On this thread, which lives as long as the run and so as its processes.
@@ -68,13 +68,6 @@ impl Local {
 fn failure(error: LocalError) -> Failure {
     let (hint, refused) = (error.hint(), error.is_refusal());
     Failure { hint, exit: if refused { Exit::Refused } else { Exit::Failed }, ..Failure::failed(error) }
-}
-
-/// What the run itself has to say goes to stderr and is asked for with RUST_LOG.
-fn log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }
 
 fn shown(report: &LocalReport) -> String {

@@ -77,8 +77,6 @@ pub struct PodFacts {
     pub node: Option<String>,
     /// Its addresses; empty until the kubelet tells them.
     pub ips: Vec<IpAddr>,
-    /// Value of [`POD_INDEX_LABEL`], unchecked.
-    pub pod_index: Option<String>,
     /// Labels, unchecked, and the annotations in which controllers number pods too; labels win.
     pub marks: BTreeMap<String, String>,
     /// The owner that controls it, where there is one.
@@ -156,7 +154,6 @@ impl PodFacts {
             service_account: spec.service_account_name.clone().unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned()),
             node: spec.node_name.clone().filter(|node| !node.is_empty()),
             ips: status.map(|status| addresses(status, &shown)).transpose()?.unwrap_or_default(),
-            pod_index: label(meta, POD_INDEX_LABEL).map(str::to_owned),
             marks: marks(meta),
             owner: meta.owner_references.iter().flatten().find(|o| o.controller == Some(true)).map(owner),
             phase: phase(status),

@@ -212,6 +212,8 @@ impl Relation {
             },
             consent: Some(&consent),
             pods: &pods,
+            seating: &seating,
+            is_trainer_done,
             malformed: &self.shared.pods.malformed(&self.key),
             view: view.as_ref(),
             plan: plan.as_ref(),

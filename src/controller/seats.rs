@@ -6,7 +6,7 @@
 //! - S2: a pod that is at fault is told of by name and field, and takes no seat from others.
 
 use super::marks::{self, Place as Marked, decimal};
-use super::pod_facts::{Owner, PodFacts, Side};
+use super::pod_facts::{Owner, POD_INDEX_LABEL, PodFacts, Side};
 use crate::api::ranks::{self, Hosted};
 use crate::api::refit::{Pool, WeightRefitSpec};
 use crate::api::workload::RanksType;
@@ -381,7 +381,7 @@ struct Place<'a> {
 fn place(pod: &PodFacts) -> Result<Place<'_>, SeatError> {
     let fault = |field, value: &str| SeatError::Ordinal { pod: pod.shown(), field, value: value.to_owned() };
     let in_name = pod.name.rsplit_once('-').and_then(|(owner, tail)| Some((owner, decimal(tail)?)));
-    let ordinal = match &pod.pod_index {
+    let ordinal = match pod.marks.get(POD_INDEX_LABEL) {
         Some(index) => decimal(index).ok_or_else(|| fault("label apps.kubernetes.io/pod-index", index))?,
         None => in_name.ok_or_else(|| fault("the end of metadata.name", &pod.name))?.1,
     };

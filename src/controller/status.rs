@@ -16,6 +16,7 @@ mod tests;
 use super::consent::NoConsent;
 use super::pod_facts::PodFacts;
 use super::record::{PodName, whole_second};
+use super::seats::Seating;
 use super::validate::{Rejection, short};
 use crate::api::refit::WeightRefitSpec;
 use crate::api::status::{
@@ -28,6 +29,7 @@ use fleet::{Doing, ReplicaNow};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use known::Known;
+pub use known::is_trainer_done;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -47,6 +49,10 @@ pub struct Observed<'a> {
     pub consent: Option<&'a [NoConsent]>,
     /// Pods that claim the refit.
     pub pods: &'a [Arc<PodFacts>],
+    /// Which seats they take.
+    pub seating: &'a Seating,
+    /// Whether the trainer has ended well.
+    pub is_trainer_done: bool,
     /// What is wrong with pods that mean the refit and cannot be read.
     pub malformed: &'a [String],
     /// What its coordinator knows; `None` while it has none.
@@ -79,12 +85,6 @@ pub struct Memory {
     pub unready_since: Option<Timestamp>,
     /// The version committed before the newest.
     pub earlier: Option<Version>,
-}
-
-/// Whether the trainer has ended well, so that memberships go without it.
-#[must_use]
-pub fn is_trainer_done(spec: &WeightRefitSpec, pods: &[Arc<PodFacts>], previous: &WeightRefitStatus) -> bool {
-    known::is_trainer_done(spec, pods, previous)
 }
 
 /// The status, and when to ask again if nothing else happens.

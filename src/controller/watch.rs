@@ -1,4 +1,4 @@
-//! A watch as all of the controller's are: it begins anew after whatever failure, after a growing pause, and each
+//! A watch as all of the operator's are: it begins anew after whatever failure, after a growing pause, and each
 //! failure is counted.
 
 use crate::limits;
@@ -20,7 +20,6 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let resource = K::plural(&());
-    // It is there, and 0, before anything fails.
     let failures = failures.with_label_values(&[&resource]);
     // Ends a watch that says nothing, as one does whose connection was lost without a word.
     let config = config.timeout(limits::WATCH_SECONDS);

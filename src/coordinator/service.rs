@@ -80,23 +80,16 @@ impl<G: Gate> Coordinator for Service<G> {
     }
 
     async fn seats(&self, request: Request<v1::SeatsRequest>) -> Result<Response<v1::SeatsResponse>, Status> {
-        let pod = match request.extensions().get::<Peer>() {
-            Some(Peer { pod: Some(pod), .. }) => pod.clone(),
-            _ => {
-                return Err(Status::unauthenticated(
-                    "no certificate of this coordinator's authority was shown",
-                ));
-            }
-        };
+        let (pod, _) =
+            proven(&request).map_err(|fault| wire::status(tonic::Code::Unauthenticated, &fault))?;
         let refit = request.into_inner().refit;
         match self.gate.seats(&refit, &pod).await {
             Ok(seats) => {
-                Ok(Response::new(v1::SeatsResponse { claims: seats.iter().map(wire::claim).collect() }))
+                Ok(Response::new(v1::SeatsResponse { claims: seats.iter().map(v1::Claim::from).collect() }))
             }
             Err(fault) => {
                 tracing::debug!(pod, code = fault.code, message = fault.message, "no seats told");
-                let v1::Fault { code, message, hint } = fault;
-                Err(Status::failed_precondition(format!("{code}: {message}; {hint}")))
+                Err(wire::status(tonic::Code::FailedPrecondition, &fault))
             }
         }
     }
@@ -107,13 +100,10 @@ impl<G: Gate> Coordinator for Service<G> {
         &self,
         request: Request<Streaming<v1::AgentMessage>>,
     ) -> Result<Response<Self::JoinStream>, Status> {
-        let peer = request.extensions().get::<Peer>();
-        let Some(Peer { pod: Some(pod), key: Some(key) }) = peer.cloned() else {
-            let text = "no certificate of this coordinator's authority was shown";
-            let fault = wire::fault(Code::Unauthenticated, text);
+        let (pod, key) = proven(&request).map_err(|fault| {
             self.desk.refusals().count(At::Join, &fault);
-            return Err(wire::status(tonic::Code::Unauthenticated, &fault));
-        };
+            wire::status(tonic::Code::Unauthenticated, &fault)
+        })?;
         let (instructions, outgoing) = mpsc::channel(limits::INSTRUCTIONS_MAX);
         let stream = Stream {
             session: self.sessions.fetch_add(1, Ordering::Relaxed),
@@ -123,6 +113,17 @@ impl<G: Gate> Coordinator for Service<G> {
         };
         tokio::spawn(stream.run(pod, key, request.into_inner()));
         Ok(Response::new(ReceiverStream::new(outgoing)))
+    }
+}
+
+/// The pod whose certificate was shown, and its key.
+fn proven<T>(request: &Request<T>) -> Result<(String, Sha256), v1::Fault> {
+    match request.extensions().get::<Peer>().cloned() {
+        Some(Peer { pod: Some(pod), key: Some(key) }) => Ok((pod, key)),
+        _ => {
+            let text = "no certificate of this coordinator's authority was shown";
+            Err(wire::fault(Code::Unauthenticated, text))
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use prost::Message;
 use std::error::Error;
 use tonic::Status;
 use weightrefit_core::code::Code;
-use weightrefit_core::id::{Epoch, Incarnation, Rank, Sha256};
+use weightrefit_core::id::{Epoch, Incarnation, Sha256};
 use weightrefit_core::membership::roster::Joining;
 use weightrefit_core::membership::{Seat, VersionFloor};
 use weightrefit_proto::v1;
@@ -92,29 +92,10 @@ pub(super) fn version_floor(name: v1::VersionName) -> VersionFloor {
 
 /// The seat of a claim.
 pub(super) fn seat(claim: &v1::Claim) -> Result<Seat, v1::Fault> {
-    let rank = Rank(claim.rank);
-    match claim.side.as_str() {
-        "training" => Ok(Seat::Training { rank }),
-        "inference" => Ok(Seat::Inference { pool: claim.pool.clone(), replica: claim.replica.clone(), rank }),
-        side => {
-            Err(fault(Code::Unsupported, format!("side `{}` is neither training nor inference", shown(side))))
-        }
-    }
-}
-
-/// The claim of a seat.
-pub(super) fn claim(seat: &Seat) -> v1::Claim {
-    match seat {
-        Seat::Training { rank } => {
-            v1::Claim { side: "training".to_owned(), rank: rank.0, ..v1::Claim::default() }
-        }
-        Seat::Inference { pool, replica, rank } => v1::Claim {
-            side: "inference".to_owned(),
-            pool: pool.clone(),
-            replica: replica.clone(),
-            rank: rank.0,
-        },
-    }
+    claim.seat().ok_or_else(|| {
+        let text = format!("side `{}` is neither training nor inference", shown(&claim.side));
+        fault(Code::Unsupported, text)
+    })
 }
 
 /// Text of a peer, short enough for a message.

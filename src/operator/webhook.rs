@@ -19,6 +19,7 @@ use crate::injection::Settings;
 use crate::limits;
 use certificate::Serving;
 use kube::Client;
+use prometheus::IntCounterVec;
 use review::router;
 use std::future::pending;
 use std::io;
@@ -81,7 +82,8 @@ pub enum WebhookError {
     },
 }
 
-/// Serves for as long as the process lives, where the flags say so; returns the address.
+/// Serves for as long as the process lives, where the flags say so; returns the address. `failures` counts those of its
+/// watch.
 ///
 /// # Errors
 /// Settings, certificate or port are no good.
@@ -90,6 +92,7 @@ pub async fn start(
     audience: &str,
     client: &Client,
     authority: &Arc<Authority>,
+    failures: &IntCounterVec,
 ) -> Result<Option<SocketAddr>, WebhookError> {
     let Args { webhook_listen, injection, webhook_hosts, webhook_configuration } = args;
     let (Some(address), Some(path)) = (webhook_listen, injection) else { return Ok(None) };
@@ -113,7 +116,8 @@ pub async fn start(
     tokio::spawn(accept(listener, shake, accepted));
     let server = axum::serve(Connections { address, connections }, router(settings));
     tokio::spawn(async move { server.await });
-    tokio::spawn(bundle::keep(client.clone(), webhook_configuration, authority.certificate_pem()));
+    let pem = authority.certificate_pem();
+    tokio::spawn(bundle::keep(client.clone(), webhook_configuration, pem, failures.clone()));
     let authority = Arc::clone(authority);
     tokio::spawn(async move { serving.renew(&authority).await });
     Ok(Some(address))

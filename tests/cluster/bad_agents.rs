@@ -67,10 +67,7 @@ fn liars_are_refused_by_name_and_all_others_go_on() {
     let gone = pod_of_other(&world, "gone-0", "training");
     world.bed.kubectl(&["delete", "pod", "gone-0", "-n", "liars", "--force", "--grace-period=0"]);
     let unbound = token(world.bed, "liars", AUDIENCE, None);
-    let elsewhere = {
-        let request = "create token engine -n liars --audience=elsewhere --bound-object-kind=Pod --bound-object-name=engine-2";
-        world.bed.kubectl(&request.split(' ').collect::<Vec<_>>()).trim_end().to_owned()
-    };
+    let elsewhere = world.bed.token("liars", "engine", "elsewhere", "engine-2");
     let port = world.port();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
 

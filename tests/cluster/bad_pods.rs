@@ -23,8 +23,7 @@ fn pod(world: &World, name: &str, labels: Value, status: Value) -> String {
 }
 
 fn patch(world: &World, name: &str, status: Value) {
-    let patch = json!({"status": status}).to_string();
-    world.bed.kubectl(&["patch", "pod", name, "-n", &world.namespace, "--subresource=status", "-p", &patch]);
+    world.bed.patch_status(&format!("/api/v1/namespaces/{}/pods", world.namespace), name, &status);
 }
 
 fn trainer(ordinal: &str) -> Value {
@@ -60,10 +59,7 @@ fn of_two_pods_of_one_rank_the_older_holds_it_and_both_are_named() {
     // The younger comes second.
     let copy = pod(&world, "copy-1", trainer("1"), running("127.0.0.9"));
     doubles(&mut world, "copy-1", "trainer-1");
-    let request = format!(
-        "create token trainer -n doubles --audience={AUDIENCE} --bound-object-kind=Pod --bound-object-name=copy-1"
-    );
-    let token = world.bed.kubectl(&request.split(' ').collect::<Vec<_>>()).trim_end().to_owned();
+    let token = world.bed.token("doubles", "trainer", AUDIENCE, "copy-1");
     let (port, claim) = (world.port(), rank_1(&world, &copy));
     let rogue = runtime.block_on(async {
         let rogue = Rogue::enrolled(&port, &copy, &token).await;

@@ -134,12 +134,9 @@ impl Bed {
     }
 
     /// A token of the account for this audience, bound to a pod.
-    pub(crate) fn token(&self, namespace: &str, account: &str, audience: &str, pod: &Value) -> String {
+    pub(crate) fn token(&self, namespace: &str, account: &str, audience: &str, pod: &str) -> String {
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
-        let of = json!({
-            "kind": "Pod", "apiVersion": "v1",
-            "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"],
-        });
+        let of = json!({"kind": "Pod", "apiVersion": "v1", "name": pod});
         let request = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
             "spec": {"audiences": [audience], "boundObjectRef": of},

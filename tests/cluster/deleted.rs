@@ -31,9 +31,7 @@ fn bystander_goes_on(world: &mut World, seconds: u32) {
 
 #[test]
 fn agents_of_a_deleted_refit_let_go_whether_or_not_an_operator_saw_it_go() {
-    let mut world = World::new("deleted");
-    world.consent(Side::Training);
-    world.consent(Side::Inference);
+    let mut world = World::consenting("deleted");
     world.start_operator();
     world.bed.send("apply", world.documents().replace("tiny", "bystander"));
     world.apply();

@@ -1,7 +1,7 @@
 //! An API server that misbehaves: what the operator makes of it, while rounds go on.
 
 use crate::fault_proxy::{Fault, FaultProxy, Rule};
-use crate::world::{Side, World, condition};
+use crate::world::{World, condition};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -83,11 +83,9 @@ fn is_true(status: &Value, kind: &str) -> bool {
 
 /// A world whose operator reaches the API server through the proxy.
 fn behind_proxy(namespace: &str) -> (World, FaultProxy) {
-    let mut world = World::new(namespace);
+    let mut world = World::consenting(namespace);
     let proxy = FaultProxy::start(world.bed);
     world.reach_api_server_at(proxy.url());
-    world.consent(Side::Training);
-    world.consent(Side::Inference);
     (world, proxy)
 }
 

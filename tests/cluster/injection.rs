@@ -2,7 +2,7 @@
 
 use crate::commands::weightrefit;
 use crate::world::injected::agent_of;
-use crate::world::{Side, World, condition};
+use crate::world::{World, condition};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -22,9 +22,7 @@ fn probe(world: &World, ip: &str, path: &str) -> Option<String> {
 
 #[test]
 fn agents_of_injected_pods_take_part_and_are_ready_when_they_serve() {
-    let mut world = World::new("injected");
-    world.consent(Side::Training);
-    world.consent(Side::Inference);
+    let mut world = World::consenting("injected");
     world.start_injecting_operator();
     world.apply();
     world.start_pods();

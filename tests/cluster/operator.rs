@@ -12,9 +12,7 @@ pub(crate) fn is_true(status: &Value, kind: &str) -> bool {
 
 /// A world whose refit has all pods, has been ready, and has committed step 0.
 pub(crate) fn ready(namespace: &str) -> World {
-    let mut world = World::new(namespace);
-    world.consent(Side::Training);
-    world.consent(Side::Inference);
+    let mut world = World::consenting(namespace);
     world.start_operator();
     world.apply();
     world.start_pods();
@@ -26,9 +24,7 @@ pub(crate) fn ready(namespace: &str) -> World {
 
 #[test]
 fn an_applied_refit_becomes_ready_and_its_rounds_are_told() {
-    let mut world = World::new("rounds");
-    world.consent(Side::Training);
-    world.consent(Side::Inference);
+    let mut world = World::consenting("rounds");
     world.start_operator();
     world.apply();
     let status = world.wait_for_status("it is accepted", |status| is_true(status, "Accepted"));

@@ -111,6 +111,14 @@ impl World {
         world
     }
 
+    /// As [`Self::new`], where both accounts may take part.
+    pub(crate) fn consenting(namespace: &str) -> Self {
+        let world = Self::new(namespace);
+        world.consent(Side::Training);
+        world.consent(Side::Inference);
+        world
+    }
+
     /// The namespace permits the account of a side.
     pub(crate) fn consent(&self, side: Side) {
         let verb = if side == Side::Training { "publish" } else { "receive" };
@@ -243,7 +251,7 @@ impl World {
         let ip = address(side, ordinal);
         let status = json!({"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]});
         self.bed.patch_status(&pods, &name, &status);
-        let token = self.bed.token(&namespace, side.owner(), AUDIENCE, &created);
+        let token = self.bed.token(&namespace, side.owner(), AUDIENCE, &name);
         std::fs::write(self.path(&format!("{uid}.token")), token).expect("a file");
         self.pods.insert(name, Pod { uid, created, side, ordinal, agent: None, clients: Vec::new() });
     }

@@ -6,19 +6,18 @@ import operator
 import re
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from types import TracebackType
 from typing import Any
 
 from .errors import DeadlineExceeded, Misuse, RefitFailed, Refused, WeightrefitError
 from .report import Report, Status
-from .session import ABSENCE_SECONDS, Session, draw_instance, socket_path
+from .session import ABSENCE_SECONDS, Connected, Session, draw_instance
 from .wire import Frame, field
 
 # Seconds beyond the timeout that the agent was given: its own answer says more than ours.
 _ANSWER_SECONDS = 5.0
 
 
-class Refit:
+class Refit(Connected):
     """Asks for refits and watches them::
 
         refit = Refit()
@@ -34,13 +33,12 @@ class Refit:
             socket: the agent's socket; by default that of `WEIGHTREFIT_SOCKET`.
             absence: seconds without an agent after which calls raise `AgentUnreachable`.
         """
+        super().__init__(socket)
         self._requests: dict[int, tuple[Frame, Future[Any]]] = {}
         self._last = 0
-        path = socket_path(socket)
-        self._session: Session | None = None
-        if path is not None:
+        if self._path is not None:
             self._session = Session(
-                path,
+                self._path,
                 name="weightrefit driver",
                 rank=None,
                 instance=draw_instance(),
@@ -51,11 +49,6 @@ class Refit:
                 failed=self._fail_all,
             )
             self._session.start()
-
-    @property
-    def enabled(self) -> bool:
-        """Whether there is an agent to ask."""
-        return self._session is not None
 
     async def __call__(self, step: int, *, wait: str = "all", timeout: float = 300.0) -> Report:
         """Waits until the trainer's `step` has ended everywhere, as far as it will.
@@ -121,17 +114,6 @@ class Refit:
         except FutureTimeout as error:
             future.cancel()
             raise DeadlineExceeded("PeerLost", f"the agent did not say how it stands within {timeout:g} s") from error
-
-    def close(self) -> None:
-        """Ends the connection; calls that wait raise `Closed`."""
-        if self._session is not None:
-            self._session.close()
-
-    def __enter__(self) -> Refit:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _ask_refit(self, step: int, timeout: float) -> Future[Report]:
         return self._ask({"type": "refit", "step": operator.index(step), "timeoutMs": max(int(timeout * 1000), 1)})

@@ -15,13 +15,12 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .errors import Misuse, WeightrefitError
+from .errors import Misuse
 from .memory import Staging
 from .record import EngineState, Record, Round, Version
-from .session import ABSENCE_SECONDS, Session, draw_instance, socket_path
+from .session import ABSENCE_SECONDS, Connected, Session, draw_instance
 from .tensor import Tensor
 from .trainer import PAGE_TENSORS
 from .wire import Frame
@@ -54,13 +53,15 @@ class EngineCallbacks(Protocol):
         """Serves `version`, which the live tensors hold."""
 
 
-class Engine:
+class Engine(Connected):
     """One inference rank::
 
         engine = Engine("default", replica, rank, tensors, callbacks)
         engine.register()
         ...                                     # the callbacks do the rest
         engine.close()
+
+    Without a client of this rank the replica takes part in no round.
     """
 
     def __init__(
@@ -87,19 +88,13 @@ class Engine:
             absence: seconds without an agent after which `register` raises `AgentUnreachable`.
             loop: runs callbacks that are coroutine functions; it must run in another thread than `register` blocks.
         """
+        super().__init__(socket)
         self.seat = f"inference/{pool}/{replica}/{rank}"
         self._place = {"pool": pool, "replica": replica, "rank": rank}
         self._tensors = {tensor.name: tensor for tensor in tensors}
         self._callbacks, self._loop, self._absence = callbacks, loop, absence
-        self._path = socket_path(socket)
         self._record = Record(draw_instance())
         self._staging: Staging | None = None
-        self._session: Session | None = None
-
-    @property
-    def enabled(self) -> bool:
-        """Whether there is an agent to talk to."""
-        return self._path is not None
 
     @property
     def state(self) -> EngineState:
@@ -133,7 +128,7 @@ class Engine:
             return
         if self._session is not None:
             raise Misuse("RegistrationMismatch", "this engine rank is registered already", rank=self.seat)
-        session = self._session = Session(
+        session = Session(
             self._path,
             name=f"weightrefit {self.seat}",
             rank=self.seat,
@@ -144,13 +139,7 @@ class Engine:
             heard=self._heard,
             lost=self._lost,
         )
-        session.start()
-        try:
-            session.wait(lambda: session.registered, timeout, "no registration", "NotConfigured")
-        except WeightrefitError:
-            self.close()
-            self._session = None  # whoever corrects it may register again
-            raise
+        self._register(session, timeout)
 
     def wait_served(self, step: int, timeout: float | None = None) -> Version:
         """Waits until this rank serves `step` or a later one of the same or a later run.
@@ -170,17 +159,6 @@ class Engine:
         served = self.served_version
         assert served is not None
         return served
-
-    def close(self) -> None:
-        """Ends the connection: the replica takes part in no round until a client of this rank is back."""
-        if self._session is not None:
-            self._session.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _role(self) -> Frame:
         return {"kind": "engine", **self._place, "record": self._record.json()}

@@ -13,7 +13,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
 from .codes import REMEDIES
 from .errors import AgentUnreachable, Closed, DeadlineExceeded, ProtocolError, Refused, WeightrefitError
@@ -32,6 +33,8 @@ ABSENCE_SECONDS = 60.0
 RETRY_SECONDS = 0.05
 
 _told_disabled = False
+
+_Own = TypeVar("_Own", bound="Connected")
 
 
 def socket_path(given: str | None) -> str | None:
@@ -269,3 +272,38 @@ class Session:
             return
         logger.error("the agent refused this client: %s", refusal)
         self._finish(refusal)
+
+
+class Connected:
+    """What talks to the agent in one session. A context manager: `close` at its end."""
+
+    def __init__(self, socket: str | None):
+        self._path = socket_path(socket)
+        self._session: Session | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is an agent to talk to."""
+        return self._path is not None
+
+    def close(self) -> None:
+        """Ends the connection; calls that wait raise `Closed`."""
+        if self._session is not None:
+            self._session.close()
+
+    def _register(self, session: Session, timeout: float | None) -> None:
+        """Starts the session and waits until the agent has taken its tensors."""
+        self._session = session
+        session.start()
+        try:
+            session.wait(lambda: session.registered, timeout, "no registration", "NotConfigured")
+        except WeightrefitError:
+            self.close()
+            self._session = None  # whoever corrects it may register again
+            raise
+
+    def __enter__(self: _Own) -> _Own:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from enum import Enum
-from types import TracebackType
 
 from .codes import RETRIED
 from .errors import Misuse, PublishRefused, WeightrefitError
 from .memory import Placed
-from .session import ABSENCE_SECONDS, RETRY_SECONDS, Session, draw_instance, socket_path
+from .session import ABSENCE_SECONDS, RETRY_SECONDS, Connected, Session, draw_instance
 from .wire import FRAME_FDS_MAX, Frame, choice, field
 
 # Tensors of one registration page: well below a frame's 16 MiB at the longest names.
@@ -33,7 +32,7 @@ class Outcome(Enum):
     """There is no agent to publish to."""
 
 
-class Trainer:
+class Trainer(Connected):
     """One training rank.
 
     Use it as a context manager, or call `close`::
@@ -45,7 +44,8 @@ class Trainer:
                 trainer.publish(step)           # from here on the memory holds `step` and must not change
                 trainer.wait_released()         # from here on it may
 
-    Methods may be called from any thread.
+    After `close` the agent unmaps the memory, and a publication that is not released is withdrawn. Methods may be called
+    from any thread.
     """
 
     def __init__(self, rank: int, world: str, *, socket: str | None = None, absence: float = ABSENCE_SECONDS):
@@ -58,14 +58,13 @@ class Trainer:
             socket: the agent's socket; by default that of `WEIGHTREFIT_SOCKET`.
             absence: seconds without an agent after which waiting calls raise `AgentUnreachable`.
         """
+        super().__init__(socket)
         self.seat = f"training/{rank}"
         if rank < 0 or not 1 <= len(world.encode()) <= WORLD_BYTES_MAX:
             message = f"rank {rank} with a world token of {len(world.encode())} bytes, where 1 to {WORLD_BYTES_MAX} are possible"
             raise Misuse("Unsupported", message, rank=self.seat)
         self._rank, self._world, self._absence = rank, world, absence
-        self._path = socket_path(socket)
         self._instance = draw_instance()
-        self._session: Session | None = None
         # Keeps the registered memories alive.
         self._placed: list[Placed] = []
         # Step whose memory is not the trainer's, whether the agent of the present connection was told, and how the
@@ -73,11 +72,6 @@ class Trainer:
         self._outstanding: int | None = None
         self._offered = False
         self._ended: Outcome | WeightrefitError | None = None
-
-    @property
-    def enabled(self) -> bool:
-        """Whether there is an agent to talk to."""
-        return self._path is not None
 
     def register(self, placed: Iterable[Placed], timeout: float | None = 300.0) -> None:
         """Shows the rank's tensors to the agent, again after each reconnect, and waits until it has taken them.
@@ -99,7 +93,7 @@ class Trainer:
         if self._session is not None:
             raise Misuse("RegistrationMismatch", "this trainer is registered already", rank=self.seat)
         self._placed = list(placed)
-        session = self._session = Session(
+        session = Session(
             self._path,
             name=f"weightrefit {self.seat}",
             rank=self.seat,
@@ -110,13 +104,7 @@ class Trainer:
             heard=self._heard,
             lost=self._lost,
         )
-        session.start()
-        try:
-            session.wait(lambda: session.registered, timeout, "no registration", "NotConfigured")
-        except WeightrefitError:
-            self.close()
-            self._session = None  # whoever corrects it may register again
-            raise
+        self._register(session, timeout)
 
     def publish(self, step: int) -> None:
         """Promises that the registered memory holds `step` and stays as it is until `wait_released` returns.
@@ -176,17 +164,6 @@ class Trainer:
         import asyncio
 
         return await asyncio.to_thread(self.wait_released, timeout)
-
-    def close(self) -> None:
-        """Ends the connection. The agent unmaps the memory; a publication that is not released is withdrawn."""
-        if self._session is not None:
-            self._session.close()
-
-    def __enter__(self) -> Trainer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _open(self) -> Session:
         if self._session is None:

@@ -3,7 +3,6 @@
 use super::data::Data;
 use super::report::phase_seconds;
 use super::waiters::{Answer, Waiters};
-use crate::coordinator::claim;
 use crate::metrics::Metrics;
 use crate::planned::{Planned, Task};
 use crate::readiness::Health;
@@ -266,7 +265,7 @@ impl Observer {
     /// Tells the coordinator where anything changed.
     pub(super) fn publish(&self, node: &Node, data: &Data) {
         let ranks = (0..).map(Slot).zip(&self.views).map(|(slot, view)| v1::RankState {
-            claim: Some(claim(&view.seat)),
+            claim: Some(v1::Claim::from(&view.seat)),
             registered: view.registered,
             engine_state: view.record.map(|record| state_name(record.state).to_owned()).unwrap_or_default(),
             live: view.record.and_then(|record| record.live).map(name),

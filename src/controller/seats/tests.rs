@@ -27,7 +27,6 @@ fn pod(side: Side, name: &str) -> PodFacts {
         service_account: "default".into(),
         node: None,
         ips: vec!["10.0.0.1".parse().expect("an address")],
-        pod_index: None,
         marks: BTreeMap::new(),
         owner: None,
         phase: PodPhase::Running,
@@ -80,7 +79,7 @@ fn a_pod_holds_the_seats_of_its_ordinal_or_of_its_name() {
 #[test]
 fn the_label_of_the_controller_counts_before_the_name() {
     let mut pod = pod(Side::Training, "trainer-0");
-    pod.pod_index = Some("1".into());
+    pod.marks.insert(POD_INDEX_LABEL.to_owned(), "1".to_owned());
     assert_eq!(list(&allowed(&spec(TRAINING, POOL), &pod).expect("a seat")), "training/2 training/3");
     let owner = Owner { kind: "StatefulSet".into(), name: "engines".into(), uid: String::new() };
     (pod.side, pod.owner) = (Side::Inference, Some(owner));
@@ -130,7 +129,8 @@ fn what_is_wrong_names_the_pod_and_the_field() {
         ),
     ] {
         let mut pod = pod(side, name);
-        (pod.pod_index, pod.pool) = (index.map(str::to_owned), pool.to_owned());
+        pod.marks.extend(index.map(|index: &str| (POD_INDEX_LABEL.to_owned(), index.to_owned())));
+        pod.pool = pool.to_owned();
         let error = allowed(&spec(training, POOL), &pod).expect_err(name).to_string();
         assert!(error.starts_with(&format!("pod rl/{name} ")) && error.contains(want), "{error}");
     }

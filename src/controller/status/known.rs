@@ -4,7 +4,7 @@ use super::Observed;
 use crate::api::refit::WeightRefitSpec;
 use crate::api::status::{TrainingState, WeightRefitStatus};
 use crate::controller::pod_facts::{PodFacts, PodPhase, Side};
-use crate::controller::seats::{SeatError, Seating, seat};
+use crate::controller::seats::SeatError;
 use crate::coordinator::AgentView;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,21 +31,20 @@ pub(super) struct Known {
 impl Known {
     /// From the pods that claim the refit, and for ranks that only agents tell, from those that are connected.
     pub(super) fn of(observed: &Observed<'_>) -> Self {
-        let Observed { spec, pods, view, malformed, previous, .. } = *observed;
-        let Seating { holders, errors } = seat(spec, pods);
+        let Observed { pods, seating, is_trainer_done, view, malformed, .. } = *observed;
         let training: Vec<_> =
             pods.iter().filter(|pod| pod.side == Side::Training && !pod.deleting).collect();
         let mut known = Self {
-            errors,
+            errors: seating.errors.clone(),
             malformed: malformed.to_vec(),
             training_pods: training.len(),
-            is_trainer_done: is_trainer_done(spec, pods, previous),
+            is_trainer_done,
             ..Self::default()
         };
         let has_pod = |agent: &&AgentView| pods.iter().any(|pod| pod.uid == agent.pod_uid && !pod.deleting);
         let agents = view.into_iter().flat_map(|view| view.agents.values()).filter(has_pod);
         let announced = agents.flat_map(|agent| &agent.seats);
-        holders.keys().chain(announced).for_each(|seat| known.take(seat));
+        seating.holders.keys().chain(announced).for_each(|seat| known.take(seat));
         known
     }
 
@@ -67,13 +66,10 @@ impl Known {
     }
 }
 
-/// Whether the trainer has ended well: as many of its pods have as its world needs, and none is still to end. Their
-/// objects may be deleted afterwards.
-pub(super) fn is_trainer_done(
-    spec: &WeightRefitSpec,
-    pods: &[Arc<PodFacts>],
-    previous: &WeightRefitStatus,
-) -> bool {
+/// Whether the trainer has ended well, so that memberships go without it: as many of its pods have as its world needs,
+/// and none is still to end. Their objects may be deleted afterwards.
+#[must_use]
+pub fn is_trainer_done(spec: &WeightRefitSpec, pods: &[Arc<PodFacts>], previous: &WeightRefitStatus) -> bool {
     let training = || pods.iter().filter(|pod| pod.side == Side::Training && !pod.deleting);
     if previous.membership.is_none() || training().any(|pod| !pod.is_over()) {
         return false;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::api::condition::{Condition, ConditionStatus, ConditionType};
-use crate::controller::pod_facts::{PodPhase, Side};
+use crate::controller::pod_facts::{POD_INDEX_LABEL, PodPhase, Side};
 use crate::controller::reason::AcceptedReason;
 use crate::coordinator::{AgentView, EndedRound, Refused};
 use std::time::{Duration, UNIX_EPOCH};
@@ -35,8 +35,7 @@ fn pod(side: Side, ordinal: u32) -> Arc<PodFacts> {
         service_account: "sa".into(),
         node: None,
         ips: vec![[127, 0, 0, 1].into()],
-        marks: BTreeMap::new(),
-        pod_index: Some(ordinal.to_string()),
+        marks: BTreeMap::from([(POD_INDEX_LABEL.to_owned(), ordinal.to_string())]),
         owner: None,
         phase: PodPhase::Running,
         ready: true,
@@ -221,6 +220,8 @@ impl World {
             accepted: self.accepted.as_ref().copied(),
             consent: Some(&self.consent),
             pods: &self.pods,
+            seating: &crate::controller::seats::seat(&self.spec, &self.pods),
+            is_trainer_done: is_trainer_done(&self.spec, &self.pods, &self.previous),
             malformed: &self.malformed,
             view: self.view.as_ref(),
             plan: None,

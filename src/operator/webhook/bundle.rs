@@ -1,29 +1,29 @@
 //! Tells the API server whom to trust: `caBundle` of the MutatingWebhookConfiguration.
 
+use crate::controller::watch::watch;
 use crate::limits;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, watcher};
+use kube::runtime::watcher::{Config, Event};
 use kube::{Api, Client};
+use prometheus::IntCounterVec;
 use serde_json::{Value, json};
 use std::pin::pin;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_stream::StreamExt;
 
 /// Writes `pem` into each webhook of the configuration whenever it has something else there: at the start, and after
-/// somebody has applied it anew. All replicas write the same.
-pub(super) async fn keep(client: Client, configuration: String, pem: String) {
+/// somebody has applied it anew. All replicas write the same. `failures` counts those of the watch.
+pub(super) async fn keep(client: Client, configuration: String, pem: String, failures: IntCounterVec) {
     let api = Api::<MutatingWebhookConfiguration>::all(client);
-    let only = watcher::Config::default().fields(&format!("metadata.name={configuration}"));
-    let mut events = pin!(watcher(api.clone(), only).default_backoff().applied_objects());
+    let only = Config::default().fields(&format!("metadata.name={configuration}"));
+    let mut events = pin!(watch(api.clone(), only, &failures));
     while let Some(event) = events.next().await {
-        match event {
-            Ok(found) => write(&api, &configuration, found, &pem).await,
-            Err(error) => tracing::warn!(%error, configuration, "watch of the webhook configuration failed"),
+        if let Event::InitApply(found) | Event::Apply(found) = event {
+            write(&api, &configuration, found, &pem).await;
         }
     }
 }
@@ -37,12 +37,11 @@ async fn write(
     let Some(patch) = correction(&found, pem) else { return };
     loop {
         let (parameters, patch) = (PatchParams::default(), Patch::Strategic(&patch));
-        match timeout(limits::API_ANSWER_MAX, api.patch(name, &parameters, &patch)).await {
-            Ok(Ok(_)) => return tracing::info!(configuration = name, "told the API server whom to trust"),
+        match api.patch(name, &parameters, &patch).await {
+            Ok(_) => return tracing::info!(configuration = name, "told the API server whom to trust"),
             // Deleted meanwhile: the watch tells of the next one.
-            Ok(Err(kube::Error::Api(status))) if status.is_not_found() => return,
-            Ok(Err(error)) => tracing::warn!(%error, configuration = name, "cannot write caBundle"),
-            Err(_) => tracing::warn!(configuration = name, "cannot write caBundle: no answer in time"),
+            Err(kube::Error::Api(status)) if status.is_not_found() => return,
+            Err(error) => tracing::warn!(%error, configuration = name, "cannot write caBundle"),
         }
         sleep(limits::RECONCILE_RETRY).await;
     }
