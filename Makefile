@@ -22,7 +22,7 @@ weights: tools ## Fetch the demo's weights into the cache (once, checked against
 	@examples/fetch-weights
 
 build: tools weights ## Build the release binaries
-	cargo build --release --locked --workspace
+	@tests/fresh.py cargo build --release --locked --workspace
 
 demo: build ## Run three rounds on real weights: 4 training ranks to 2 replicas of 2
 	$(BIN)/weightrefit local -f $(EXAMPLE) --rounds $(ROUNDS)
@@ -37,7 +37,7 @@ chart-test: ## Check the charts: helm's lint, values that must be refused, what 
 	@tests/run charts
 
 bench: build ## Measure transfer and digest; prints tables and writes target/bench/*.json
-	cargo bench --locked --workspace --bench '*'
+	@tests/fresh.py cargo bench --locked --workspace --bench '*'
 
 lint: tools ## Check format, lints and documentation only
 	@tests/run format clippy docs
