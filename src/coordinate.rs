@@ -9,7 +9,7 @@
 
 use crate::api::resolve::ResolvedRefit;
 use crate::coordinator::{Admitted, Coordinator, Gate, InMemory, Refusals, Server, TlsError, fault};
-use crate::identity::{Authority, IdentityError, SERVER_NAME, Tokens};
+use crate::identity::{Authority, IdentityError, SERVER_NAME, Tokens, Trust};
 use crate::local::{World, settings};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -106,8 +106,8 @@ pub async fn start(
     let directory = private(directory)?;
     let world = World::new(refit);
     let settings = settings(refit, &world);
-    let authority = Arc::new(Authority::generate()?);
-    write(&directory, AUTHORITY, authority.certificate_pem().as_bytes())?;
+    let trust = Trust::alone(Authority::generate()?);
+    write(&directory, AUTHORITY, trust.borrow().bundle_pem().as_bytes())?;
     let seats = world.agents.into_iter().map(|agent| (agent.pod_uid, agent.seats)).collect();
     let files = Files { directory, tokens: Arc::default(), refit: settings.refit.clone(), seats };
     files.seats.keys().try_for_each(|pod_uid| files.issue(pod_uid))?;
@@ -119,7 +119,7 @@ pub async fn start(
         refit: settings.refit.clone(),
         agents: files.seats.keys().map(|pod_uid| files.agent(pod_uid, address)).collect(),
     };
-    let server = Server::start(listener, authority, Arc::new(files), Refusals::default())?;
+    let server = Server::start(listener, trust, Arc::new(files), Refusals::default())?;
     let coordinator = server.coordinate(settings, InMemory::default());
     Ok((Running { _coordinator: coordinator, _server: server }, started))
 }

@@ -177,6 +177,9 @@ pub const EVENT_INTERVAL: Duration = Duration::from_secs(600);
 /// From the news that a refit is deleted until its agents' streams end: a round in progress needs not be cut short.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
+/// From one look at the authorities' dates to the next. What follows from these dates is never more urgent than a day.
+pub const AUTHORITY_INTERVAL: Duration = Duration::from_secs(10 * 60);
+
 /// From a failed request to the API server to the next attempt.
 pub const RECONCILE_RETRY: Duration = Duration::from_secs(5);
 

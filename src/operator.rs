@@ -2,6 +2,7 @@
 //!
 //! Agents are served by every replica; only the one that holds the lease coordinates.
 
+mod authority;
 pub mod client;
 pub mod lease;
 pub mod telemetry;
@@ -12,14 +13,14 @@ use crate::controller::gate::{ClusterGate, DEFAULT_AUDIENCE};
 use crate::controller::pods::Pods;
 use crate::controller::relation::Shared;
 use crate::coordinator::{Server, TlsError};
-use crate::identity::{Authority, KeptError, load_or_create};
+use crate::identity::{KeptError, secrets};
 use crate::limits;
 use crate::stop::stop_signal;
 use clap::Parser;
 use kube::config::InferConfigError;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector;
-use kube::{Api, Client, Config};
+use kube::{Api, Config};
 use lease::{LEASE, Terms};
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -134,17 +135,18 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     tokio::spawn(telemetry::serve(http, metrics.clone(), Arc::clone(&health)));
     let client = client::client(Config::infer().await?, &metrics)?;
     let mut stop = std::pin::pin!(stop);
-    let authority = tokio::select! {
-        authority = authority(&client, &namespace, &health) => Arc::new(authority?),
+    let trust = tokio::select! {
+        trust = authority::start(secrets(&client, &namespace), &health, &metrics) => trust?,
         () = &mut stop => return Ok(()),
     };
-    let webhook = webhook::start(webhook, &audience, &client, &authority, &metrics.watch_failures).await?;
+    health.set(Some("pods are being listed"));
+    let webhook = webhook::start(webhook, &audience, &client, trust.clone(), &metrics.watch_failures).await?;
     let pods = Arc::new(Pods::new(&client, watch_namespace.as_slice(), &metrics.watch_failures));
     let (refits, store) = reflector::store();
     let gate = Arc::new(ClusterGate::new(client.clone(), Arc::clone(&pods), refits, audience));
     let server = Server::start(
         listen(agent_listen).await?,
-        Arc::clone(&authority),
+        trust.clone(),
         Arc::clone(&gate),
         metrics.refusals.clone(),
     )?;
@@ -172,7 +174,7 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         server,
         pods,
         gate,
-        authority,
+        trust,
         validations: Semaphore::new(limits::VALIDATIONS_MAX),
         bundles: Mutex::default(),
         reconciles: metrics.reconciles.clone(),
@@ -191,23 +193,6 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     held.release().await;
     tracing::info!("stopped; agents go on");
     Ok(())
-}
-
-/// The authority, however long the API server takes to answer: `/readyz` says what is waited for.
-async fn authority(client: &Client, namespace: &str, health: &Health) -> Result<Authority, KeptError> {
-    loop {
-        match load_or_create(client, namespace).await {
-            Err(error @ KeptError::Api { .. }) => {
-                tracing::warn!(%error, "asked again");
-                health.set(Some(&error.to_string()));
-                tokio::time::sleep(limits::RECONCILE_RETRY).await;
-            }
-            ended => {
-                health.set(Some("pods are being listed"));
-                return ended;
-            }
-        }
-    }
 }
 
 /// Two processes of one name would both take the lease for theirs.

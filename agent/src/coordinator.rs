@@ -112,10 +112,29 @@ pub struct Line {
     pub state: watch::Receiver<v1::State>,
 }
 
-/// When to renew the certificate that the agent now has.
+/// Since when the agent has its present certificate, and when to renew it.
 #[derive(Debug, Clone, Copy)]
 pub struct Enrolled {
+    at: Instant,
     renew_at: Instant,
+}
+
+impl Enrolled {
+    fn for_now(renew_after: Duration) -> Self {
+        let at = Instant::now();
+        Self { at, renew_at: at + renew_after }
+    }
+
+    /// The coordinator knows our certificate no more: another one is due, though not with every try.
+    fn doubt(&mut self) {
+        self.renew_at = self.renew_at.min(self.at + limits::RENEWAL_INTERVAL_MIN);
+    }
+
+    async fn renew_if_due(&mut self, enrolment: &Enrolment, identity: &Identity) {
+        if Instant::now() >= self.renew_at {
+            *self = Self::for_now(renewed(enrolment, identity).await);
+        }
+    }
 }
 
 /// Enrols for the first time, however long it takes.
@@ -123,22 +142,32 @@ pub struct Enrolled {
 /// # Errors
 /// The enrolment was refused: this agent has nothing to do here.
 pub async fn enrol(enrolment: &Enrolment, identity: &Identity) -> Result<Enrolled, EnrolError> {
-    let renew_after = first_enrolment(enrolment, identity).await?;
-    Ok(Enrolled { renew_at: Instant::now() + renew_after })
+    Ok(Enrolled::for_now(first_enrolment(enrolment, identity).await?))
 }
 
-/// Asks which ranks `refit` gives this pod, until it is told.
-pub async fn told_seats(enrolment: &Enrolment, identity: &Identity, refit: &str) -> Vec<Seat> {
+/// Asks which ranks `refit` gives this pod, until it is told. Meanwhile the certificate is renewed as it must be.
+pub async fn told_seats(
+    enrolment: &Enrolment,
+    identity: &Identity,
+    refit: &str,
+    enrolled: &mut Enrolled,
+) -> Vec<Seat> {
     let mut pause = limits::COORDINATOR_PAUSE_MIN;
     let mut told = Told::default();
     loop {
         match ask_seats(enrolment, identity, refit).await {
             Ok(seats) => return seats,
-            Err(error) if told.is_news(&error) => {
-                tracing::warn!(error = %error, "ranks of this pod are not known yet");
+            Err(error) => {
+                if error.is_unknown_here() {
+                    enrolled.doubt();
+                }
+                match told.is_news(&error) {
+                    true => tracing::warn!(error = %error, "ranks of this pod are not known yet"),
+                    false => tracing::debug!(error = %error, "ranks of this pod are not known yet"),
+                }
             }
-            Err(error) => tracing::debug!(error = %error, "ranks of this pod are not known yet"),
         }
+        enrolled.renew_if_due(enrolment, identity).await;
         sleep(pause).await;
         pause = (pause * 2).min(limits::COORDINATOR_PAUSE_MAX);
     }
@@ -168,14 +197,13 @@ pub async fn run(
     identity: &Identity,
     joiner: &Joiner,
     mut line: Line,
-    Enrolled { mut renew_at }: Enrolled,
+    mut enrolled: Enrolled,
 ) -> Result<(), EnrolError> {
-    let mut enrolled = Instant::now();
     let mut pause = limits::COORDINATOR_PAUSE_MIN;
     let mut told = Told::default();
     while !line.control.is_closed() {
         let started = Instant::now();
-        if let Err(error) = stream_once(enrolment, identity, joiner, &mut line, renew_at).await {
+        if let Err(error) = stream_once(enrolment, identity, joiner, &mut line, enrolled.renew_at).await {
             if joiner.is_told && matches!(error, StreamError::Refused(_)) {
                 match ask_seats(enrolment, identity, &joiner.refit).await {
                     Ok(seats) if seats != joiner.seats => {
@@ -187,17 +215,14 @@ pub async fn run(
                 }
             }
             if error.is_unknown_here() {
-                renew_at = renew_at.min(enrolled + limits::RENEWAL_INTERVAL_MIN);
+                enrolled.doubt();
             }
             match told.is_news(&error) {
                 true => tracing::warn!(error = %error, "coordinator stream ended"),
                 false => tracing::debug!(error = %error, "coordinator stream ended"),
             }
         }
-        if Instant::now() >= renew_at {
-            enrolled = Instant::now();
-            renew_at = enrolled + renewed(enrolment, identity).await;
-        }
+        enrolled.renew_if_due(enrolment, identity).await;
         if started.elapsed() > limits::COORDINATOR_PAUSE_MAX {
             pause = limits::COORDINATOR_PAUSE_MIN;
             told = Told::default();

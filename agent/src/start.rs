@@ -172,8 +172,9 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
         Some(_) => {
             let mut stop = stop.clone();
             let asked = async {
-                let enrolled = coordinator::enrol(&enrolment, &identity).await?;
-                Ok::<_, EnrolError>((enrolled, coordinator::told_seats(&enrolment, &identity, &refit).await))
+                let mut enrolled = coordinator::enrol(&enrolment, &identity).await?;
+                let seats = coordinator::told_seats(&enrolment, &identity, &refit, &mut enrolled).await;
+                Ok::<_, EnrolError>((enrolled, seats))
             };
             let (enrolled, seats) = tokio::select! {
                 told = asked => told?,

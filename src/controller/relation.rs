@@ -25,7 +25,7 @@ use super::watch::watch;
 use crate::api::refit::{ABORT_ANNOTATION, WeightRefit};
 use crate::api::status::WeightRefitStatus;
 use crate::coordinator::{Server, View, fault};
-use crate::identity::{Authority, publish_bundle};
+use crate::identity::{Trust, publish_bundle};
 use crate::limits;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::jiff::Timestamp;
@@ -33,7 +33,7 @@ use kube::runtime::events::Recorder;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use prometheus::IntCounterVec;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -57,10 +57,10 @@ pub struct Shared {
     pub gate: Arc<ClusterGate>,
     /// Makes events.
     pub recorder: Recorder,
-    /// Signs for agents.
-    pub authority: Arc<Authority>,
-    /// Namespaces that have the authority's certificate.
-    pub bundles: Mutex<BTreeSet<String>>,
+    /// Whom agents must trust.
+    pub trust: Receiver<Trust>,
+    /// What each namespace was given of it, PEM.
+    pub bundles: Mutex<BTreeMap<String, String>>,
     /// Bounds how many refits are validated at once.
     pub validations: Semaphore,
     /// Walks of the steps, by `outcome`.
@@ -86,6 +86,7 @@ pub(super) struct Relation {
     api: Api<WeightRefit>,
     key: String,
     maps: ConfigMaps,
+    trust: Receiver<Trust>,
     applied: Option<Applied>,
     /// Of the generation that was looked at last.
     accepted: Option<(i64, Result<(), Unaccepted>)>,
@@ -113,6 +114,7 @@ impl Relation {
                 shared.watch_failures.clone(),
             ),
             events: Publisher::new(shared.recorder.clone()),
+            trust: shared.trust.clone(),
             shared,
             signals,
             applied: None,
@@ -141,6 +143,7 @@ impl Relation {
                 changed = self.signals.objects.changed() => if changed.is_err() { break },
                 () = self.signals.pods.notified() => {}
                 () = self.maps.changed.notified() => self.accepted = None,
+                Ok(()) = self.trust.changed() => {}
                 () = changed(view.as_mut()) => tokio::time::sleep(limits::VIEW_INTERVAL).await,
                 () = tokio::time::sleep_until(again) => {}
             }
@@ -277,19 +280,20 @@ impl Relation {
         Ok(())
     }
 
-    /// Pods mount the authority's certificate; each namespace gets it once.
+    /// Pods mount the authorities' certificates; each namespace gets them whenever they change.
     async fn publish_bundles(&mut self, pods: &[Arc<PodFacts>]) {
         let shared = Arc::clone(&self.shared);
         let bundles = || shared.bundles.lock().unwrap_or_else(PoisonError::into_inner);
         let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.namespace.as_str()).collect();
+        let pem = self.trust.borrow_and_update().bundle_pem();
         for namespace in namespaces {
-            if bundles().contains(namespace) {
+            if bundles().get(namespace) == Some(&pem) {
                 continue;
             }
-            match publish_bundle(&shared.client, namespace, &shared.authority).await {
-                Ok(()) => drop(bundles().insert(namespace.to_owned())),
+            match publish_bundle(&shared.client, namespace, pem.clone()).await {
+                Ok(()) => drop(bundles().insert(namespace.to_owned(), pem.clone())),
                 Err(error) => {
-                    tracing::warn!(%error, "pods cannot mount the authority's certificate yet");
+                    tracing::warn!(%error, "pods cannot mount the authorities' certificates yet");
                     self.failed = true;
                 }
             }

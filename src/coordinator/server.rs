@@ -6,13 +6,13 @@ use super::record::EpochRecord;
 use super::refusals::Refusals;
 use super::service::Service;
 use super::tls::{self, Tls, TlsError};
-use crate::identity::Authority;
+use crate::identity::Trust;
 use crate::limits;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -55,24 +55,24 @@ impl Desk {
 pub struct Server {
     address: SocketAddr,
     desk: Desk,
-    tasks: [AbortHandle; 2],
+    tasks: [AbortHandle; 3],
 }
 
 impl Server {
-    /// Serves on `listener`, and counts whom it refuses.
+    /// Serves on `listener`, and counts whom it refuses. Who is trusted may change while it serves.
     ///
     /// # Errors
     /// TLS cannot be set up.
     pub fn start(
         listener: TcpListener,
-        authority: Arc<Authority>,
+        trust: watch::Receiver<Trust>,
         gate: impl Gate,
         refusals: Refusals,
     ) -> Result<Self, TlsError> {
-        let tls = Tls::new(&authority, refusals.clone())?;
+        let (tls, follow) = Tls::new(trust.clone(), refusals.clone())?;
         let address = listener.local_addr().unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
         let desk = Desk { open: Arc::default(), refusals };
-        let service = Service::new(authority, gate, desk.clone());
+        let service = Service::new(trust, gate, desk.clone());
         let (accepted, connections) = mpsc::channel(limits::HANDSHAKES_MAX);
         let server = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
@@ -83,6 +83,7 @@ impl Server {
             tokio::spawn(tls::accept(listener, move |stream| tls.clone().shake(stream), accepted))
                 .abort_handle(),
             tokio::spawn(server).abort_handle(),
+            tokio::spawn(follow).abort_handle(),
         ];
         Ok(Self { address, desk, tasks })
     }

@@ -6,11 +6,11 @@ use super::refusals::At;
 use super::server::Desk;
 use super::tls::Peer;
 use super::wire;
-use crate::identity::{Authority, IdentityError};
+use crate::identity::{IdentityError, Trust};
 use crate::limits;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use weightrefit_core::code::Code;
@@ -22,15 +22,15 @@ use weightrefit_proto::v1::instruction;
 
 /// Serves all refits of one listener.
 pub(super) struct Service<G> {
-    authority: Arc<Authority>,
+    trust: watch::Receiver<Trust>,
     gate: Arc<G>,
     desk: Desk,
     sessions: AtomicU64,
 }
 
 impl<G: Gate> Service<G> {
-    pub(super) fn new(authority: Arc<Authority>, gate: G, desk: Desk) -> Self {
-        Self { authority, gate: Arc::new(gate), desk, sessions: AtomicU64::new(0) }
+    pub(super) fn new(trust: watch::Receiver<Trust>, gate: G, desk: Desk) -> Self {
+        Self { trust, gate: Arc::new(gate), desk, sessions: AtomicU64::new(0) }
     }
 
     pub(super) fn into_server(self) -> CoordinatorServer<Self> {
@@ -56,7 +56,8 @@ impl<G: Gate> Coordinator for Service<G> {
     async fn enrol(&self, request: Request<v1::EnrolRequest>) -> Result<Response<v1::EnrolResponse>, Status> {
         let v1::EnrolRequest { token, csr_der, pod_uid } = request.into_inner();
         // Signing first: a request that cannot be signed does not cost the pod its token.
-        let chain = self.authority.sign(&csr_der, &pod_uid).map_err(|error| match error {
+        let trust = self.trust.borrow().clone();
+        let chain = trust.signer().sign(&csr_der, &pod_uid).map_err(|error| match error {
             IdentityError::Request { .. } | IdentityError::PodUid(_) => {
                 let fault = wire::fault(Code::Unsupported, error.to_string());
                 self.not_enrolled(&pod_uid, tonic::Code::InvalidArgument, &fault)
@@ -75,7 +76,7 @@ impl<G: Gate> Coordinator for Service<G> {
         })?;
         Ok(Response::new(v1::EnrolResponse {
             certificate_chain_der: chain.into_iter().map(|certificate| certificate.to_vec()).collect(),
-            trust_bundle_der: vec![self.authority.certificate().to_vec()],
+            trust_bundle_der: trust.certificates().map(|certificate| certificate.to_vec()).collect(),
         }))
     }
 

@@ -1,7 +1,7 @@
 //! Agents over real connections, as far as the coordinator can tell.
 
 use super::{Coordinator, InMemory, Refusals, Server, Settings};
-use crate::identity::{Authority, SERVER_NAME, Tokens};
+use crate::identity::{Authority, SERVER_NAME, Tokens, Trust};
 use hyper_util::rt::TokioIo;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::crypto::ring::default_provider;
@@ -10,7 +10,7 @@ use rustls::{ClientConfig, RootCertStore};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
@@ -24,7 +24,7 @@ use weightrefit_proto::v1::coordinator_client::CoordinatorClient;
 use weightrefit_proto::v1::instruction;
 
 struct World {
-    authority: Arc<Authority>,
+    trust: watch::Receiver<Trust>,
     tokens: Arc<Tokens>,
     server: Server,
     coordinator: Coordinator,
@@ -42,14 +42,13 @@ fn settings(refit: &str) -> Settings {
 
 impl World {
     async fn new() -> Self {
-        let authority = Arc::new(Authority::generate().unwrap());
+        let trust = Trust::alone(Authority::generate().unwrap());
         let tokens = Arc::new(Tokens::default());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server =
-            Server::start(listener, Arc::clone(&authority), Arc::clone(&tokens), Refusals::default())
-                .unwrap();
+            Server::start(listener, trust.clone(), Arc::clone(&tokens), Refusals::default()).unwrap();
         let coordinator = server.coordinate(settings("rl/tiny"), InMemory::default());
-        Self { authority, tokens, server, coordinator }
+        Self { trust, tokens, server, coordinator }
     }
 
     /// Enrols with a fresh token and joins.
@@ -77,7 +76,7 @@ impl Agent {
         let key = KeyPair::generate().unwrap();
         let own = CertificateParams::default().self_signed(&key).unwrap();
         let mut roots = RootCertStore::empty();
-        roots.add(world.authority.certificate().clone()).unwrap();
+        world.trust.borrow().certificates().for_each(|of| roots.add(of.clone()).unwrap());
         let (address, chain) = (world.server.address(), vec![own.der().clone()]);
         Self { address, roots, refit: "rl/tiny".into(), pod: pod.into(), key, chain, stream: None }
     }

@@ -3,7 +3,7 @@
 
 use super::refusals::{At, Refusals};
 use super::wire::fault;
-use crate::identity::{Authority, IdentityError, pod_of_certificate};
+use crate::identity::{IdentityError, Trust, pod_of_certificate};
 use crate::limits;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::ring::default_provider;
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -141,28 +141,53 @@ pub(crate) async fn accept<C: Send + 'static, F>(
 /// TLS settings of the coordinator.
 #[derive(Clone)]
 pub(super) struct Tls {
-    acceptor: TlsAcceptor,
-    authority: Arc<dyn ClientCertVerifier>,
+    ends: watch::Receiver<Ends>,
     places: Places,
     refusals: Refusals,
 }
 
-impl Tls {
-    pub(super) fn new(authority: &Authority, refusals: Refusals) -> Result<Self, TlsError> {
+/// What follows from who is trusted.
+#[derive(Clone)]
+struct Ends {
+    acceptor: TlsAcceptor,
+    authorities: Arc<dyn ClientCertVerifier>,
+}
+
+impl Ends {
+    fn new(trust: &Trust) -> Result<Self, TlsError> {
         let provider = Arc::new(default_provider());
         let mut roots = RootCertStore::empty();
-        roots.add(authority.certificate().clone())?;
+        trust.certificates().try_for_each(|certificate| roots.add(certificate.clone()))?;
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build()?;
-        let server = authority.server()?;
+        let server = trust.signer().server()?;
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(Arc::new(AnyClient(Arc::clone(&verifier))))
             .with_single_cert(server.chain, server.key)?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         config.send_tls13_tickets = 0;
-        let places = Places::default();
-        Ok(Self { acceptor: Arc::new(config).into(), authority: verifier, places, refusals })
+        Ok(Self { acceptor: Arc::new(config).into(), authorities: verifier })
+    }
+}
+
+impl Tls {
+    /// The settings, and what makes new connections follow whoever is trusted then.
+    pub(super) fn new(
+        mut trust: watch::Receiver<Trust>,
+        refusals: Refusals,
+    ) -> Result<(Self, impl Future<Output = ()> + Send + use<>), TlsError> {
+        let (present, ends) = watch::channel(Ends::new(&trust.borrow_and_update())?);
+        let follow = async move {
+            while trust.changed().await.is_ok() {
+                let next = Ends::new(&trust.borrow_and_update());
+                match next {
+                    Ok(next) => drop(present.send_replace(next)),
+                    Err(error) => tracing::error!(%error, "connections go on as before"),
+                }
+            }
+        };
+        Ok((Self { ends, places: Places::default(), refusals }, follow))
     }
 
     pub(super) async fn shake(self, stream: TcpStream) -> io::Result<Connection> {
@@ -171,9 +196,10 @@ impl Tls {
             self.refusals.count(At::Connect, &fault(code, error.to_string()));
             error
         };
-        let shaken = self.acceptor.accept(stream).await;
+        let Ends { acceptor, authorities } = self.ends.borrow().clone();
+        let shaken = acceptor.accept(stream).await;
         let stream = shaken.map_err(|error| refuse(Code::Unauthenticated, error))?;
-        let peer = self.peer(stream.get_ref().1.peer_certificates().unwrap_or_default());
+        let peer = peer_of(&*authorities, stream.get_ref().1.peer_certificates().unwrap_or_default());
         let place = self.places.take(peer.pod.clone()).ok_or_else(|| {
             let text = format!("no more connections for pod {}", peer.pod.as_deref().unwrap_or("of no name"));
             refuse(Code::Busy, io::Error::other(text))
@@ -182,13 +208,13 @@ impl Tls {
         let refusals = self.refusals.clone();
         Ok(Connection { stream, peer, until, greeted: 0, refusals, _place: place })
     }
+}
 
-    fn peer(&self, chain: &[CertificateDer<'_>]) -> Peer {
-        let [leaf, intermediates @ ..] = chain else { return Peer { pod: None, key: None } };
-        let ours = self.authority.verify_client_cert(leaf, intermediates, UnixTime::now()).is_ok();
-        let pod = if ours { pod_of_certificate(leaf).ok() } else { None };
-        Peer { pod, key: key_of(leaf) }
-    }
+fn peer_of(authorities: &dyn ClientCertVerifier, chain: &[CertificateDer<'_>]) -> Peer {
+    let [leaf, intermediates @ ..] = chain else { return Peer { pod: None, key: None } };
+    let ours = authorities.verify_client_cert(leaf, intermediates, UnixTime::now()).is_ok();
+    let pod = if ours { pod_of_certificate(leaf).ok() } else { None };
+    Peer { pod, key: key_of(leaf) }
 }
 
 /// SHA-256 of the public key (SubjectPublicKeyInfo, DER).

@@ -7,9 +7,10 @@ use rcgen::{
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::time::ASN1Time;
 
 /// Name in the coordinator's own certificate; agents ask for it whatever address they dial.
 pub const SERVER_NAME: &str = "coordinator.weightrefit.dev";
@@ -18,16 +19,13 @@ pub const SERVER_NAME: &str = "coordinator.weightrefit.dev";
 const POD_URI: &str = "weightrefit://pod/";
 
 /// How long an agent's certificate lasts. It is renewed at a third, so two renewals may fail.
-const LEAF_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+pub(super) const LEAF_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long the authority lasts. A kept one is not replaced by itself, so it outlives the cluster that keeps it.
-const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
-
-/// How long the coordinator's own certificate lasts: longer than the process that holds it.
-const SERVER_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// How long an authority lasts. One that is kept has a successor at two thirds; one in memory outlives its process.
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(2 * 365 * 24 * 60 * 60);
 
 /// Clocks of pods may be behind by this much.
-const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
+pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 
 /// Longest pod UID: Kubernetes' are 36 characters, those of a local run name a side and an ordinal.
 const POD_UID_BYTES_MAX: usize = 128;
@@ -64,6 +62,8 @@ pub enum IdentityError {
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,
+    since: SystemTime,
+    until: SystemTime,
 }
 
 /// Certificate and key of the coordinator.
@@ -77,20 +77,26 @@ pub struct ServerIdentity {
 impl Authority {
     /// A new authority with a key of its own.
     pub fn generate() -> Result<Self, IdentityError> {
+        let now = SystemTime::now();
+        Self::made(now, now + AUTHORITY_LIFETIME)
+    }
+
+    fn made(since: SystemTime, until: SystemTime) -> Result<Self, IdentityError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = name("weightrefit");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        valid_for(&mut params, AUTHORITY_LIFETIME);
+        (params.not_before, params.not_after) = ((since - CLOCK_SKEW).into(), until.into());
         let key = KeyPair::generate()?;
         let certificate = params.self_signed(&key)?.der().clone();
-        Ok(Self { issuer: Issuer::new(params, key), certificate })
+        let (since, until) = validity(&certificate)?;
+        Ok(Self { issuer: Issuer::new(params, key), certificate, since, until })
     }
 
     /// The authority that [`Self::certificate_pem`] and its key, as PEM, were written of.
     ///
     /// # Errors
-    /// The texts are not a certificate of an authority and its key, or it has expired.
+    /// The texts are not a certificate of an authority and its key. One that has expired is none of these.
     pub fn from_pem(certificate: &str, key: &str) -> Result<Self, IdentityError> {
         // The parser's errors could hold pieces of the key.
         let key = KeyPair::from_pem(key).map_err(|_| kept("its key is not a private key in PEM"))?;
@@ -104,12 +110,19 @@ impl Authority {
         if parsed.public_key().raw != key.subject_public_key_info() {
             return Err(kept("certificate and key do not belong together"));
         }
-        if !parsed.validity().is_valid() {
-            let validity = parsed.validity();
-            return Err(kept(&format!("valid from {} to {} only", validity.not_before, validity.not_after)));
-        }
+        let (since, until) = validity(&certificate)?;
         let issuer = Issuer::from_ca_cert_der(&certificate, key)?;
-        Ok(Self { issuer, certificate })
+        Ok(Self { issuer, certificate, since, until })
+    }
+
+    /// When it was made. Its certificate is valid from a little earlier.
+    pub(super) fn since(&self) -> SystemTime {
+        self.since
+    }
+
+    /// When its certificate ends.
+    pub(super) fn until(&self) -> SystemTime {
+        self.until
     }
 
     /// The certificate that agents and the coordinator trust, DER.
@@ -132,9 +145,10 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// A certificate for the coordinator, valid for [`SERVER_NAME`].
+    /// A certificate for the coordinator, valid for [`SERVER_NAME`] as long as the authority is.
     pub fn server(&self) -> Result<ServerIdentity, IdentityError> {
-        self.serving(&[SERVER_NAME.to_owned()], SERVER_LIFETIME)
+        let lifetime = self.until.duration_since(SystemTime::now()).unwrap_or_default();
+        self.serving(&[SERVER_NAME.to_owned()], lifetime)
     }
 
     /// A certificate for a server of this process that is dialled at these names and addresses.
@@ -185,6 +199,18 @@ pub fn pod_of_certificate(der: &[u8]) -> Result<String, IdentityError> {
     Ok(uid.to_owned())
 }
 
+/// When the authority of this certificate was made, and when it ends.
+fn validity(certificate: &[u8]) -> Result<(SystemTime, SystemTime), IdentityError> {
+    let (_, parsed) =
+        X509Certificate::from_der(certificate).map_err(|_| kept("its certificate is malformed"))?;
+    let time = |time: ASN1Time| {
+        let seconds = u64::try_from(time.timestamp()).map_err(|_| kept("its dates are before 1970"))?;
+        Ok::<_, IdentityError>(UNIX_EPOCH + Duration::from_secs(seconds))
+    };
+    let validity = parsed.validity();
+    Ok((time(validity.not_before)? + CLOCK_SKEW, time(validity.not_after)?))
+}
+
 fn kept(what: &str) -> IdentityError {
     IdentityError::Kept(what.to_owned())
 }
@@ -207,6 +233,12 @@ fn valid_for(params: &mut CertificateParams, lifetime: Duration) {
     let now = SystemTime::now();
     params.not_before = (now - CLOCK_SKEW).into();
     params.not_after = (now + lifetime).into();
+}
+
+/// An authority of these dates.
+#[cfg(test)]
+pub(super) fn made_at(since: SystemTime, until: SystemTime) -> Authority {
+    Authority::made(since, until).unwrap()
 }
 
 #[cfg(test)]
@@ -271,16 +303,11 @@ mod tests {
         let (one, other) = (Authority::generate().unwrap(), Authority::generate().unwrap());
         let key = KeyPair::generate().unwrap();
         let leaf = CertificateParams::default().self_signed(&key).unwrap().pem();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.not_after = (SystemTime::now() - Duration::from_secs(60)).into();
-        let expired = params.self_signed(&key).unwrap().pem();
         for (certificate, key, want) in [
             ("", one.key_pem(), "not in PEM"),
             (one.certificate_pem().as_str(), String::new(), "not a private key"),
             (one.certificate_pem().as_str(), other.key_pem(), "do not belong together"),
             (leaf.as_str(), key.serialize_pem(), "not an authority's"),
-            (expired.as_str(), key.serialize_pem(), "valid from"),
         ] {
             let Err(error) = Authority::from_pem(certificate, &key) else { panic!("{want}: taken") };
             assert!(error.to_string().contains(want), "{error}");

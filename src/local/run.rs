@@ -10,7 +10,7 @@ use super::weights::{ANNOTATION, Source};
 use super::world::World;
 use crate::api::resolve::{NoPlan, ResolvedRefit};
 use crate::coordinator::{InMemory, Refusals, Server, TlsError};
-use crate::identity::{Authority, IdentityError, Tokens};
+use crate::identity::{Authority, IdentityError, Tokens, Trust};
 use crate::safetensors::HeaderError;
 use std::io;
 use std::path::PathBuf;
@@ -220,7 +220,7 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
     let directory = Directory::new(&program)?;
     let weights = source.file(&refit.tensors, directory.path())?;
     let settings = resolved::settings(refit, &world);
-    let authority = Arc::new(Authority::generate()?);
+    let trust = Trust::alone(Authority::generate()?);
     let tokens = Arc::new(Tokens::default());
     let listener = TcpListener::bind(("127.0.0.1", 0)).await;
     let listener = listener.map_err(|source| LocalError::System { action: "listen on 127.0.0.1", source })?;
@@ -230,13 +230,13 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
         coordinator: listener
             .local_addr()
             .map_err(|source| LocalError::System { action: "listen on 127.0.0.1", source })?,
-        authority: directory.write("authority.pem", authority.certificate_pem().as_bytes())?,
+        authority: directory.write("authority.pem", trust.borrow().bundle_pem().as_bytes())?,
         refit: settings.refit.clone(),
         resolved: directory.write("refit.json", &settings.resolved)?,
         weights,
         broken: options.broken,
     };
-    let server = Server::start(listener, authority, Arc::clone(&tokens), Refusals::default())?;
+    let server = Server::start(listener, trust, Arc::clone(&tokens), Refusals::default())?;
     let coordinator = server.coordinate(settings, InMemory::default());
     let parts = Parts {
         elements: resolved::elements(refit)?,

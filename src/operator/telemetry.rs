@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
 use prometheus::core::Collector;
-use prometheus::{GaugeVec, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{Gauge, GaugeVec, IntCounterVec, IntGauge, Opts, Registry};
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 
@@ -24,6 +24,8 @@ pub struct Metrics {
     pub api_requests: IntCounterVec,
     /// Watches that failed.
     pub watch_failures: IntCounterVec,
+    /// When the certificate of the authority that signs ends, seconds since 1970.
+    pub authority_expiry: Gauge,
     /// Walks of the steps from a refit to its status.
     pub reconciles: IntCounterVec,
 }
@@ -48,18 +50,31 @@ impl Metrics {
                 &["resource"],
             )?,
             refusals: Refusals::default(),
+            authority_expiry: Gauge::with_opts(opts(
+                "authority_expiry_timestamp_seconds",
+                "When the certificate of the authority that signs ends, seconds since 1970.",
+            ))?,
             reconciles: IntCounterVec::new(
                 opts("reconciles_total", "Looks at a refit, by what came of its status."),
                 &["outcome"],
             )?,
         };
         // All fields by name, so that none is forgotten.
-        let Self { registry, leader, build_info, refusals, api_requests, watch_failures, reconciles } =
-            &metrics;
-        let all: [Box<dyn Collector>; 6] = [
+        let Self {
+            registry,
+            leader,
+            build_info,
+            refusals,
+            authority_expiry,
+            api_requests,
+            watch_failures,
+            reconciles,
+        } = &metrics;
+        let all: [Box<dyn Collector>; 7] = [
             Box::new(leader.clone()),
             Box::new(build_info.clone()),
             refusals.collector(),
+            Box::new(authority_expiry.clone()),
             Box::new(api_requests.clone()),
             Box::new(watch_failures.clone()),
             Box::new(reconciles.clone()),
@@ -69,7 +84,7 @@ impl Metrics {
         ["429", "500", "503", "failed", "timeout"]
             .iter()
             .for_each(|code| drop(api_requests.with_label_values(&[code])));
-        ["configmaps", "pods", "weightrefits"]
+        ["configmaps", "pods", "secrets", "weightrefits"]
             .iter()
             .for_each(|resource| drop(watch_failures.with_label_values(&[resource])));
         ["deferred", "failed", "unchanged", "written"]

@@ -4,8 +4,8 @@
 //! Invariants:
 //! - H1: a pod that names no refit is let in as it is.
 //! - H2: a pod that names one is let in with its agent or refused with the reason and the remedy, never without both.
-//! - H3: its certificate is the cluster authority's, made anew long before it ends, and the API server is told of that
-//!   authority whenever it knows another or none.
+//! - H3: its certificate is the cluster authority's, made anew long before either ends, and the API server is told whom
+//!   to trust whenever it knows another or none.
 
 mod bundle;
 mod certificate;
@@ -14,7 +14,7 @@ mod review;
 use crate::api::documents::SourceText;
 use crate::api::problem::Refusal;
 use crate::coordinator::accept;
-use crate::identity::{Authority, IdentityError};
+use crate::identity::{IdentityError, Trust};
 use crate::injection::Settings;
 use crate::limits;
 use certificate::Serving;
@@ -27,7 +27,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_rustls::server::TlsStream;
 
 /// Flags of the webhook.
@@ -91,7 +91,7 @@ pub async fn start(
     args: Args,
     audience: &str,
     client: &Client,
-    authority: &Arc<Authority>,
+    trust: watch::Receiver<Trust>,
     failures: &IntCounterVec,
 ) -> Result<Option<SocketAddr>, WebhookError> {
     let Args { webhook_listen, injection, webhook_hosts, webhook_configuration } = args;
@@ -103,7 +103,7 @@ pub async fn start(
         let (settings, operator) = (settings.audience, audience.to_owned());
         return Err(WebhookError::Audience { settings, operator });
     }
-    let serving = Arc::new(Serving::new(authority, webhook_hosts)?);
+    let serving = Arc::new(Serving::new(trust.borrow().signer(), webhook_hosts)?);
     let failed = |source| WebhookError::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
@@ -116,10 +116,8 @@ pub async fn start(
     tokio::spawn(accept(listener, shake, accepted));
     let server = axum::serve(Connections { address, connections }, router(settings));
     tokio::spawn(async move { server.await });
-    let pem = authority.certificate_pem();
-    tokio::spawn(bundle::keep(client.clone(), webhook_configuration, pem, failures.clone()));
-    let authority = Arc::clone(authority);
-    tokio::spawn(async move { serving.renew(&authority).await });
+    tokio::spawn(bundle::keep(client.clone(), webhook_configuration, trust.clone(), failures.clone()));
+    tokio::spawn(async move { serving.renew(trust).await });
     Ok(Some(address))
 }
 

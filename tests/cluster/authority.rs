@@ -1,42 +1,191 @@
-//! The authority that a Secret keeps.
+//! The authorities that a Secret keeps: one for all replicas, followed by the next in time.
 
 use crate::bed::Bed;
-use serde_json::json;
-use weightrefit::identity::{CA_BUNDLE, CA_SECRET, load_or_create, publish_bundle};
+use crate::operator::{is_true, made_ready, ready};
+use crate::rogue::Rogue;
+use crate::world::World;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
+use serde_json::{Value, json};
+use std::time::{Duration, SystemTime};
+use weightrefit::identity::{CA_BUNDLE, CA_SECRET, Succession, load_or_create, publish_bundle, secrets};
+
+const HOUR: u64 = 60 * 60;
+const DAY: u64 = 24 * HOUR;
 
 #[tokio::test]
 async fn replicas_that_start_at_once_and_those_after_them_share_one_authority() {
     let bed = Bed::shared();
     bed.create_namespace("authority");
     let client = bed.client().await;
-    let make = || load_or_create(&client, "authority");
+    let secrets = secrets(&client, "authority");
+    let make = || load_or_create(&secrets);
     let (a, b, c, d) = tokio::join!(make(), make(), make(), make());
     let made: Vec<_> = [a, b, c, d].into_iter().map(|made| made.expect("an authority")).collect();
-    let later = load_or_create(&bed.client().await, "authority").await.expect("the same");
-    assert!(made.iter().all(|authority| authority.certificate() == later.certificate()));
+    let later = make().await.expect("the same");
+    let pem = |kept: &weightrefit::identity::Kept| kept.succession.at(SystemTime::now()).bundle_pem();
+    assert!(made.iter().all(|kept| pem(kept) == pem(&later)));
 
-    publish_bundle(&client, "authority", &later).await.expect("a bundle");
+    publish_bundle(&client, "authority", pem(&later)).await.expect("a bundle");
     let bundle = || bed.kubectl(&["get", "configmap", CA_BUNDLE, "-n", "authority", "-o", "json"]);
-    let first: serde_json::Value = serde_json::from_str(&bundle()).expect("JSON");
-    assert_eq!(first["data"]["ca.crt"], later.certificate_pem());
-    publish_bundle(&client, "authority", &later).await.expect("a bundle");
-    let second: serde_json::Value = serde_json::from_str(&bundle()).expect("JSON");
+    let first: Value = serde_json::from_str(&bundle()).expect("JSON");
+    assert_eq!(first["data"]["ca.crt"], pem(&later));
+    publish_bundle(&client, "authority", pem(&later)).await.expect("a bundle");
+    let second: Value = serde_json::from_str(&bundle()).expect("JSON");
     assert_eq!(first["metadata"]["resourceVersion"], second["metadata"]["resourceVersion"], "no write");
+
+    // Two that make a successor at once: the slower one finds what the faster one wrote.
+    let (one, other) = (Succession::begin().expect("a key"), Succession::begin().expect("a key"));
+    let written = later.replace(&secrets, &one).await.expect("the first");
+    let Err(error) = later.replace(&secrets, &other).await else { panic!("overwritten") };
+    assert!(error.is_overtaken(), "{error}");
+    assert_eq!(pem(&make().await.expect("the first's")), pem(&written));
 }
 
 #[tokio::test]
 async fn a_spoiled_secret_is_named_and_its_key_is_not_told() {
     let bed = Bed::shared();
     bed.create_namespace("spoiled");
-    let client = bed.client().await;
-    load_or_create(&client, "spoiled").await.expect("an authority");
+    let secrets = secrets(&bed.client().await, "spoiled");
+    load_or_create(&secrets).await.expect("an authority");
     let key = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n";
-    for (data, want) in [(json!({"tls.key": key}), "not a private key"), (json!({"tls.crt": "x"}), "PEM")] {
+    for (data, want) in [
+        (json!({"next.crt": "x"}), "no text under next.key"),
+        (
+            json!({"tls.crt": "x"}),
+            "no authority under tls.crt: kept authority cannot be used: its certificate",
+        ),
+        (json!({"tls.key": key}), "no authority under tls.crt: kept authority cannot be used: its key"),
+    ] {
         let patch = json!({"stringData": data}).to_string();
         bed.kubectl(&["patch", "secret", CA_SECRET, "-n", "spoiled", "-p", &patch]);
-        let Err(error) = load_or_create(&client, "spoiled").await else { panic!("taken") };
+        let Err(error) = load_or_create(&secrets).await else { panic!("taken") };
         let shown = format!("{error} {error:?}");
-        assert!(error.to_string().contains("secret spoiled/weightrefit-ca keeps no authority"), "{error}");
-        assert!(shown.contains(want) && !shown.contains("c2VjcmV0"), "{shown}");
+        assert!(error.to_string().contains(want), "{error}");
+        assert!(error.to_string().contains("delete it") && !shown.contains("c2VjcmV0"), "{shown}");
     }
+}
+
+/// An authority that was made and ends so many seconds before and after now: its certificate and key, PEM.
+fn made(ago: u64, left: u64) -> [String; 2] {
+    let (now, key) = (SystemTime::now(), KeyPair::generate().expect("a key"));
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, "weightrefit");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.not_before = (now - Duration::from_secs(ago)).into();
+    params.not_after = (now + Duration::from_secs(left)).into();
+    [params.self_signed(&key).expect("a certificate").pem(), key.serialize_pem()]
+}
+
+impl World {
+    /// The Secret keeps these authorities from now on, by the prefix of their keys.
+    fn keep(&self, authorities: &[(&str, &[String; 2])]) {
+        let of = |(prefix, [certificate, key]): &(&str, &[String; 2])| {
+            [(format!("{prefix}.crt"), json!(certificate)), (format!("{prefix}.key"), json!(key))]
+        };
+        let data: serde_json::Map<String, Value> = authorities.iter().flat_map(of).collect();
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+            "metadata": {"name": CA_SECRET, "namespace": self.namespace}, "stringData": data,
+        });
+        self.bed.send("apply", secret);
+    }
+
+    /// What the Secret keeps under this key; empty where it has nothing.
+    fn kept(&self, key: &str) -> String {
+        let path = format!("jsonpath={{.data.{}}}", key.replace('.', "\\."));
+        let output = self.bed.try_kubectl(&["get", "secret", CA_SECRET, "-n", &self.namespace, "-o", &path]);
+        String::from_utf8(BASE64_STANDARD.decode(output.stdout).expect("base64")).expect("PEM")
+    }
+
+    /// Fetches what pods may mount; whether it is these certificates, in this order.
+    fn is_bundle(&mut self, certificates: &[&str]) -> bool {
+        self.fetch_bundle();
+        let bundle = String::from_utf8(self.port().bundle).expect("PEM");
+        bundle.replace(['\r', '\n'], "") == certificates.concat().replace(['\r', '\n'], "")
+    }
+}
+
+/// Whose certificate the operator shows, PEM without line ends.
+fn signer(runtime: &tokio::runtime::Runtime, world: &World) -> String {
+    let port = world.port();
+    runtime.block_on(async move {
+        let stream = Rogue::stranger(&port).connect().await.expect("a handshake");
+        let chain = stream.get_ref().1.peer_certificates().expect("a certificate");
+        BASE64_STANDARD.encode(&chain[1])
+    })
+}
+
+fn is_of(signer: &str, [certificate, _]: &[String; 2]) -> bool {
+    certificate.replace(['\r', '\n'], "").contains(signer)
+}
+
+#[test]
+fn an_authority_is_followed_by_the_next_while_rounds_go_on() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let world = World::consenting("succession");
+    let first = made(500 * DAY, 200 * DAY);
+    world.keep(&[("tls", &first)]);
+    let mut world = made_ready(world);
+    // At two thirds of its life a successor is announced; the first signs on.
+    world.wait("there is a successor", |world| !world.kept("next.crt").is_empty());
+    let announced = world.kept("next.crt");
+    world.wait("both are published", |world| world.is_bundle(&[&first[0], &announced]));
+    assert!(is_of(&signer(&runtime, &world), &first));
+    let (uid, token) = world.credentials("engine-1");
+    let early = runtime.block_on(Rogue::enrolled(&world.port(), &uid, &token));
+
+    // A day after it was announced the successor signs, and what the first has signed is good.
+    let next = made(25 * HOUR, 600 * DAY);
+    world.keep(&[("tls", &first), ("next", &next)]);
+    world.wait("both are published", |world| world.is_bundle(&[&first[0], &next[0]]));
+    world.wait("the successor signs", |world| is_of(&signer(&runtime, world), &next));
+    let mut early = early.at(&world.port());
+    assert!(runtime.block_on(early.open(None)).is_ok());
+    assert!(
+        runtime
+            .block_on(async { Rogue::enrolled(&world.port(), &uid, &token).await.open(None).await })
+            .is_ok()
+    );
+    world.refit(1);
+
+    // When all that the first has signed has ended, it is forgotten.
+    let next = made(52 * HOUR, 600 * DAY);
+    world.keep(&[("tls", &first), ("next", &next)]);
+    world.wait("it takes the first one's place", |world| {
+        world.kept("tls.crt") == next[0] && world.kept("next.crt").is_empty()
+    });
+    world.wait("it alone is published", |world| world.is_bundle(&[&next[0]]));
+    early = early.at(&world.port());
+    world.wait("it alone is trusted", |_| runtime.block_on(early.open(None)).is_err());
+    // Agents that were away so long enrol anew.
+    world.kill_operator();
+    world.start_operator();
+    world.wait_for_status("all are there again", |status| {
+        status["training"]["connectedRanks"] == 3 && is_true(status, "CommunicatorsReady")
+    });
+    world.refit(2);
+    world.wait("each rank of both replicas is right", |world| world.checks(2) == 4);
+    let status = world.get()["status"].clone();
+    assert_eq!(status["membership"]["epoch"], 1, "{status:#}");
+}
+
+#[test]
+fn a_deleted_authority_is_made_anew_and_a_broken_one_changes_nothing() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let mut world = ready("deleted-authority");
+    let first = world.kept("tls.crt");
+    let patch = json!({"stringData": {"tls.key": "none"}}).to_string();
+    world.bed.kubectl(&["patch", "secret", CA_SECRET, "-n", "deleted-authority", "-p", &patch]);
+    world.wait("it is noticed", |world| world.operator_said("the authority known so far is used on"));
+    let (uid, token) = world.credentials("engine-1");
+    let agent = runtime.block_on(Rogue::enrolled(&world.port(), &uid, &token));
+    assert!(runtime.block_on(agent.open(None)).is_ok());
+    world.bed.kubectl(&["delete", "secret", CA_SECRET, "-n", "deleted-authority"]);
+    world.wait("there is another", |world| !["", &first].contains(&world.kept("tls.crt").as_str()));
+    let second = world.kept("tls.crt");
+    world.wait("it is published", |world| world.is_bundle(&[&second]));
+    world.refit(1);
+    world.wait("each rank of both replicas is right", |world| world.checks(1) == 4);
 }

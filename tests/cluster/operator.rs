@@ -12,7 +12,11 @@ pub(crate) fn is_true(status: &Value, kind: &str) -> bool {
 
 /// A world whose refit has all pods, has been ready, and has committed step 0.
 pub(crate) fn ready(namespace: &str) -> World {
-    let mut world = World::consenting(namespace);
+    made_ready(World::consenting(namespace))
+}
+
+/// The same of a world that was prepared.
+pub(crate) fn made_ready(mut world: World) -> World {
     world.start_operator();
     world.apply();
     world.start_pods();

@@ -47,6 +47,11 @@ impl Rogue {
         Self { port: port.clone(), key, chain: vec![own.der().clone()] }
     }
 
+    /// The same where it finds another port.
+    pub(crate) fn at(self, port: &Port) -> Self {
+        Self { port: port.clone(), ..self }
+    }
+
     /// With the certificate that the pod's token buys.
     pub(crate) async fn enrolled(port: &Port, pod_uid: &str, token: &str) -> Self {
         let mut rogue = Self::stranger(port);

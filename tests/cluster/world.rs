@@ -271,7 +271,7 @@ impl World {
     }
 
     /// The operator publishes its certificate where pods claim refits; the kubelet mounts it.
-    fn fetch_bundle(&self) {
+    pub(crate) fn fetch_bundle(&self) {
         let path = format!("jsonpath={{.data.{}}}", CA_BUNDLE_KEY.replace('.', "\\."));
         let bundle = wait_for("there is a trust bundle", || {
             let output =

@@ -1,6 +1,7 @@
 //! Tells the API server whom to trust: `caBundle` of the MutatingWebhookConfiguration.
 
 use crate::controller::watch::watch;
+use crate::identity::Trust;
 use crate::limits;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -12,17 +13,35 @@ use kube::{Api, Client};
 use prometheus::IntCounterVec;
 use serde_json::{Value, json};
 use std::pin::pin;
+use tokio::sync::watch::Receiver;
 use tokio::time::sleep;
 use tokio_stream::StreamExt;
 
-/// Writes `pem` into each webhook of the configuration whenever it has something else there: at the start, and after
-/// somebody has applied it anew. All replicas write the same. `failures` counts those of the watch.
-pub(super) async fn keep(client: Client, configuration: String, pem: String, failures: IntCounterVec) {
+/// Writes who is trusted into each webhook of the configuration whenever it has something else there: at the start,
+/// after somebody has applied it anew, and when others are trusted. All replicas write the same. `failures` counts
+/// those of the watch.
+pub(super) async fn keep(
+    client: Client,
+    configuration: String,
+    mut trust: Receiver<Trust>,
+    failures: IntCounterVec,
+) {
     let api = Api::<MutatingWebhookConfiguration>::all(client);
     let only = Config::default().fields(&format!("metadata.name={configuration}"));
     let mut events = pin!(watch(api.clone(), only, &failures));
-    while let Some(event) = events.next().await {
-        if let Event::InitApply(found) | Event::Apply(found) = event {
+    let mut present = None;
+    loop {
+        tokio::select! {
+            event = events.next() => match event {
+                Some(Event::InitApply(found) | Event::Apply(found)) => present = Some(found),
+                Some(Event::Delete(_)) => present = None,
+                Some(Event::Init | Event::InitDone) => continue,
+                None => return,
+            },
+            Ok(()) = trust.changed() => {}
+        }
+        let pem = trust.borrow_and_update().bundle_pem();
+        if let Some(found) = &present {
             write(&api, &configuration, found, &pem).await;
         }
     }
@@ -31,10 +50,10 @@ pub(super) async fn keep(client: Client, configuration: String, pem: String, fai
 async fn write(
     api: &Api<MutatingWebhookConfiguration>,
     name: &str,
-    found: MutatingWebhookConfiguration,
+    found: &MutatingWebhookConfiguration,
     pem: &str,
 ) {
-    let Some(patch) = correction(&found, pem) else { return };
+    let Some(patch) = correction(found, pem) else { return };
     loop {
         let (parameters, patch) = (PatchParams::default(), Patch::Strategic(&patch));
         match api.patch(name, &parameters, &patch).await {

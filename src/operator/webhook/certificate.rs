@@ -1,11 +1,12 @@
 //! The webhook's certificate.
 
-use crate::identity::{Authority, IdentityError};
+use crate::identity::{Authority, IdentityError, Trust};
 use crate::limits;
 use rustls::crypto::ring::{default_provider, sign::any_ecdsa_type};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use std::sync::{Arc, PoisonError, RwLock};
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 
@@ -33,11 +34,15 @@ impl Serving {
         Arc::new(config).into()
     }
 
-    /// Replaces the certificate again and again, at a third of its life.
-    pub(super) async fn renew(&self, authority: &Authority) {
+    /// Replaces the certificate again and again, at a third of its life and when another authority signs.
+    pub(super) async fn renew(&self, mut trust: watch::Receiver<Trust>) {
         loop {
-            sleep(limits::WEBHOOK_CERTIFICATE_LIFETIME / 3).await;
-            if let Err(error) = self.replace(authority) {
+            tokio::select! {
+                () = sleep(limits::WEBHOOK_CERTIFICATE_LIFETIME / 3) => {}
+                Ok(()) = trust.changed() => {}
+            }
+            let now = trust.borrow_and_update().clone();
+            if let Err(error) = self.replace(now.signer()) {
                 tracing::error!(%error, "cannot renew the webhook's certificate");
             }
         }
