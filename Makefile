@@ -24,8 +24,9 @@ weights: tools ## Fetch the demo's weights into the cache (once, checked against
 build: tools weights ## Build the release binaries
 	@tests/fresh.py cargo build --release --locked --workspace
 
-demo: build ## Run three rounds on real weights: 4 training ranks to 2 replicas of 2
-	$(BIN)/weightrefit local -f $(EXAMPLE) --rounds $(ROUNDS)
+demo: tools weights ## Run three rounds on real weights: 4 training ranks to 2 replicas of 2
+	@tests/fresh.py bash -euc 'cargo build --release --locked --workspace; \
+	    exec $(BIN)/weightrefit local -f $(EXAMPLE) --rounds $(ROUNDS)'
 
 test: tools ## Run every check: format, lints, docs, Rust and Python tests, the demo
 	@tests/run

@@ -202,7 +202,7 @@ fn random_identity() -> Result<String, OperatorError> {
         action: "draw a name for this process".into(),
         source: std::io::Error::other("the system gives no randomness"),
     };
-    rustls::crypto::ring::default_provider().secure_random.fill(&mut bytes).map_err(failed)?;
+    getrandom::fill(&mut bytes).map_err(failed)?;
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 

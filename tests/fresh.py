@@ -5,7 +5,8 @@ Cargo recompiles what changed since it was compiled, by the times of the files. 
 several checkouts share one folder of compiled crates: a new clone is compiled whole, since all its files are new; and
 what another checkout compiled after this one was made counts as this one's. So after each command the contents and
 times of all sources are noted beside the crates, with the checkout's path. Before the next one, files with the same
-content get the same time again; where the note cannot vouch for the crates, the workspace's own are forgotten.
+content get the same time again; where the note cannot vouch for the crates, because another checkout made them or cargo
+ran without it, the workspace's own are forgotten.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -25,7 +27,8 @@ def in_step(root, target):
     root, target = pathlib.Path(root).resolve(), pathlib.Path(target)
     target.mkdir(parents=True, exist_ok=True)
     note = target / "sources.json"
-    with (target / "sources.lock").open("w") as lock:
+    # Beside the folder, since whoever deletes it must not make room for a second holder; hidden, as it is none.
+    with (target.parent / f".{target.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -41,41 +44,49 @@ def in_step(root, target):
 def restore(root, target, note):
     """Gives unchanged files the time that they had, or forgets what was compiled from others."""
     try:
-        noted = json.loads(note.read_text())
+        noted, newest = json.loads(note.read_text()), note.stat().st_mtime_ns
     except (OSError, ValueError):
-        noted = {}
-    now = sources(root)
-    was = noted.get("sources", {})
-    vouched = noted.get("root") == str(root) and noted.get("compiled") == compiled(target)
-    # The same checkout, not another clone in its place: cargo itself can tell what it compiled since.
-    same = noted.get("root") == str(root) and all(
-        was[path] == now[path] or was[path][0] != now[path][0] for path in was.keys() & now.keys()
-    )
-    if not vouched and not same:
-        for folder in fingerprints(target):
-            shutil.rmtree(folder)
+        noted, newest = {}, 0
+    if noted.get("root") != str(root) or noted.get("compiled") != compiled(target):
+        forget(target)
         return
-    newest = max((time for _, time in was.values()), default=0)
-    for path, (digest, time) in now.items():
-        if vouched and path in was and was[path][0] == digest:
+    was = noted["sources"]
+    for path, (digest, time) in (sources(root) or {}).items():
+        if path in was and was[path][0] == digest:
             os.utime(root / path, ns=(was[path][1], was[path][1]))
-        elif was.get(path) != [digest, time] and time <= newest:
+        elif time <= newest:
             os.utime(root / path)  # other content under an old time, as a copy from elsewhere has
+
+
+def forget(target):
+    """Makes cargo compile all crates of the workspace, and leaves none of their programs to be run by mistake."""
+    for folder in fingerprints(target):
+        shutil.rmtree(folder)
+    for program in target.glob("*/weightrefit*"):
+        if program.is_file():
+            program.unlink()
 
 
 def write(root, target, note):
     """Notes what the crates were compiled from."""
-    noted = {"root": str(root), "compiled": compiled(target), "sources": sources(root)}
+    now = sources(root)
+    if now is None or not target.is_dir():
+        return
+    noted = {"root": str(root), "compiled": compiled(target), "sources": now}
     whole = note.with_suffix(".new")
     whole.write_text(json.dumps(noted))
     whole.replace(note)
 
 
 def sources(root):
-    """Path -> [digest of the content, time in nanoseconds] of all files that git has or would take."""
-    listed = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=root, text=True)
+    """Path -> [digest of the content, time in nanoseconds] of all files that git has or would take; None without git."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=root, capture_output=True, text=True
+    )
+    if listed.returncode:
+        return None
     files = {}
-    for path in filter(None, listed.split("\0")):
+    for path in filter(None, listed.stdout.split("\0")):
         with contextlib.suppress(OSError), (root / path).open("rb") as file:  # deleted, or a link to nowhere
             files[path] = [hashlib.file_digest(file, "sha256").hexdigest(), os.stat(root / path).st_mtime_ns]
     return files
@@ -94,6 +105,7 @@ def compiled(target):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was compiled is noted
     with in_step(pathlib.Path(__file__).parent.parent, os.environ["CARGO_TARGET_DIR"]):
         code = subprocess.call(sys.argv[1:])
     sys.exit(code)

@@ -61,23 +61,46 @@ class Shared(unittest.TestCase):
 
     def test_a_file_with_an_old_time_and_other_content_is_compiled(self):
         root = self.checkout("clone", "one")
-        times = os.stat(root / "src/main.rs")
+        written = os.stat(root / "src/main.rs").st_mtime_ns
         self.cargo(root)
-        self.edit(root, "two")
-        os.utime(root / "src/main.rs", ns=(times.st_atime_ns, times.st_mtime_ns))
-        self.assertEqual(self.cargo(root), (["two"], 1))
+        compiled = max(file.stat().st_mtime_ns for file in self.target.glob("release/.fingerprint/*/dep-*"))
+        for time in compiled - 1, written:
+            word = f"of-{time}"
+            self.edit(root, word)
+            os.utime(root / "src/main.rs", ns=(time, time))
+            self.assertEqual(self.cargo(root), ([word], 1))
 
     def test_what_was_compiled_without_a_note_is_not_taken_for_a_clones(self):
         self.cargo(self.checkout("clone", "one"))
         self.cargo(self.checkout("clone", "two"), keep=False)
         self.assertEqual(self.cargo(self.checkout("clone", "one")), (["one"], 1))
 
-    def test_an_edit_after_cargo_alone_compiles_only_what_it_touched(self):
+    def test_what_cargo_alone_compiled_for_another_checkout_is_not_run(self):
+        first, second = self.checkout("first", "one"), self.checkout("second", "two")
+        self.cargo(first)
+        os.utime(second / "src/main.rs")
+        self.assertEqual(self.cargo(second, keep=False), (["two"], 1))
+        self.assertEqual(self.cargo(first), (["one"], 1))
+
+    def test_a_run_that_is_killed_vouches_for_nothing(self):
+        first, second = self.checkout("first", "one"), self.checkout("second", "two")
+        self.cargo(first)
+        killed = [sys.executable, "tests/fresh.py", "bash", "-c", "cargo build -q --release --offline; kill -9 $PPID"]
+        done = subprocess.run(killed, cwd=second, env=dict(os.environ, CARGO_TARGET_DIR=str(self.target)))
+        self.assertEqual(done.returncode, -9)
+        self.assertEqual(self.cargo(first), (["one"], 1))
+
+    def test_another_checkout_finds_no_program_to_run_by_mistake(self):
+        self.cargo(self.checkout("first", "one"))
+        second = self.checkout("second", "two")
+        command = [sys.executable, "tests/fresh.py", "test", "-e", self.target / "release/weightrefit-tiny"]
+        done = subprocess.run(command, cwd=second, env=dict(os.environ, CARGO_TARGET_DIR=str(self.target)))
+        self.assertEqual(done.returncode, 1)
+
+    def test_without_git_all_is_compiled(self):
         root = self.checkout("clone", "one")
-        self.cargo(root)
-        self.edit(root, "two")
-        self.cargo(root, keep=False)
-        self.assertEqual(self.cargo(root), (["two"], 0))
+        shutil.rmtree(root / ".git")
+        self.assertEqual([self.cargo(root)[1], self.cargo(root)[1]], [1, 1])
 
 
 if __name__ == "__main__":

@@ -59,8 +59,8 @@ pub struct Shared {
     pub recorder: Recorder,
     /// Whom agents must trust.
     pub trust: Receiver<Trust>,
-    /// What each namespace was given of it, PEM.
-    pub bundles: Mutex<BTreeMap<String, String>>,
+    /// What each namespace was given of it, PEM, and when.
+    pub bundles: Mutex<BTreeMap<String, (String, Instant)>>,
     /// Bounds how many refits are validated at once.
     pub validations: Semaphore,
     /// Walks of the steps, by `outcome`.
@@ -280,18 +280,21 @@ impl Relation {
         Ok(())
     }
 
-    /// Pods mount the authorities' certificates; each namespace gets them whenever they change.
+    /// Pods mount the authorities' certificates; each namespace gets them whenever they change, and now and then, since
+    /// namespaces and ConfigMaps can be deleted.
     async fn publish_bundles(&mut self, pods: &[Arc<PodFacts>]) {
         let shared = Arc::clone(&self.shared);
         let bundles = || shared.bundles.lock().unwrap_or_else(PoisonError::into_inner);
         let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.namespace.as_str()).collect();
         let pem = self.trust.borrow_and_update().bundle_pem();
         for namespace in namespaces {
-            if bundles().get(namespace) == Some(&pem) {
+            let has_it =
+                |(given, at): &(String, Instant)| *given == pem && at.elapsed() < limits::CONSENT_LIFETIME;
+            if bundles().get(namespace).is_some_and(has_it) {
                 continue;
             }
             match publish_bundle(&shared.client, namespace, pem.clone()).await {
-                Ok(()) => drop(bundles().insert(namespace.to_owned(), pem.clone())),
+                Ok(()) => drop(bundles().insert(namespace.to_owned(), (pem.clone(), Instant::now()))),
                 Err(error) => {
                     tracing::warn!(%error, "pods cannot mount the authorities' certificates yet");
                     self.failed = true;

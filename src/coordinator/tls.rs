@@ -59,6 +59,9 @@ pub(super) struct Peer {
 pub(super) struct Connection {
     stream: TlsStream<TcpStream>,
     peer: Peer,
+    /// What the peer showed, and whoever is trusted now: a pod is proven no longer than its authority is trusted.
+    chain: Vec<CertificateDer<'static>>,
+    ends: watch::Receiver<Ends>,
     /// When it ends at the latest: whoever shows no certificate of ours is here to enrol.
     until: Option<Pin<Box<Sleep>>>,
     /// How much of what a client of HTTP/2 sends first has come.
@@ -196,17 +199,26 @@ impl Tls {
             self.refusals.count(At::Connect, &fault(code, error.to_string()));
             error
         };
-        let Ends { acceptor, authorities } = self.ends.borrow().clone();
+        let mut ends = self.ends.clone();
+        let Ends { acceptor, authorities } = ends.borrow_and_update().clone();
         let shaken = acceptor.accept(stream).await;
         let stream = shaken.map_err(|error| refuse(Code::Unauthenticated, error))?;
-        let peer = peer_of(&*authorities, stream.get_ref().1.peer_certificates().unwrap_or_default());
+        let chain: Vec<_> = stream
+            .get_ref()
+            .1
+            .peer_certificates()
+            .unwrap_or_default()
+            .iter()
+            .map(|of| of.clone().into_owned())
+            .collect();
+        let peer = peer_of(&*authorities, &chain);
         let place = self.places.take(peer.pod.clone()).ok_or_else(|| {
             let text = format!("no more connections for pod {}", peer.pod.as_deref().unwrap_or("of no name"));
             refuse(Code::Busy, io::Error::other(text))
         })?;
         let until = peer.pod.is_none().then(|| Box::pin(tokio::time::sleep(limits::ENROL_TIMEOUT)));
         let refusals = self.refusals.clone();
-        Ok(Connection { stream, peer, until, greeted: 0, refusals, _place: place })
+        Ok(Connection { stream, peer, chain, ends, until, greeted: 0, refusals, _place: place })
     }
 }
 
@@ -277,6 +289,16 @@ impl Connected for Connection {
 }
 
 impl Connection {
+    /// Whether the pod that the peer proved to be is one no more, since others are trusted now.
+    fn is_disowned(&mut self) -> bool {
+        // Its sender ends with the listener only.
+        if self.peer.pod.is_none() || !self.ends.has_changed().unwrap_or(false) {
+            return false;
+        }
+        let authorities = Arc::clone(&self.ends.borrow_and_update().authorities);
+        peer_of(&*authorities, &self.chain) != self.peer
+    }
+
     /// Looks at what comes first, so that whoever speaks another protocol is counted.
     fn greet(&mut self, came: &[u8]) -> io::Result<()> {
         let due = &GREETING[self.greeted..];
@@ -300,6 +322,10 @@ impl AsyncRead for Connection {
             && until.as_mut().poll(cx).is_ready()
         {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        // Pings of HTTP/2 see to it that somebody reads.
+        if self.is_disowned() {
+            return Poll::Ready(Err(io::ErrorKind::PermissionDenied.into()));
         }
         let before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);

@@ -74,6 +74,13 @@ pub struct Succession {
     pub(super) next: Option<Arc<Authority>>,
 }
 
+impl PartialEq for Succession {
+    fn eq(&self, other: &Self) -> bool {
+        let next = |of: &Self| of.next.as_ref().map(|next| next.certificate().clone());
+        self.present.certificate() == other.present.certificate() && next(self) == next(other)
+    }
+}
+
 impl Succession {
     /// An authority without a successor.
     ///
@@ -87,7 +94,7 @@ impl Succession {
     #[must_use]
     pub fn at(&self, now: SystemTime) -> Trust {
         let (present, has_ended) = (&self.present, now >= self.present.until());
-        let Some(next) = &self.next else {
+        let Some(next) = self.successor() else {
             return Trust { signer: Arc::clone(present), trusted: vec![Arc::clone(present)] };
         };
         let signs = has_ended || now >= next.since() + ANNOUNCED;
@@ -99,19 +106,45 @@ impl Succession {
     }
 
     /// What must be kept from now on instead: with a successor when a third of the present authority's life is left,
-    /// without the predecessor when it is trusted no more. `None` where nothing changes.
+    /// without the predecessor when it is trusted no more. `None` where nothing changes. A successor that `made` has for
+    /// the present authority is taken again.
     ///
     /// # Errors
     /// No key can be made.
-    pub fn due(&self, now: SystemTime) -> Result<Option<Self>, IdentityError> {
-        let Some(next) = &self.next else {
+    pub fn due(&self, now: SystemTime, made: Option<&Self>) -> Result<Option<Self>, IdentityError> {
+        let Some(next) = self.successor() else {
             let life = self.present.until().duration_since(self.present.since()).unwrap_or_default();
             let is_due = now >= self.present.until() - life / 3;
-            let announced = |next| Self { present: Arc::clone(&self.present), next: Some(Arc::new(next)) };
-            return is_due.then(|| Authority::generate().map(announced)).transpose();
+            if !is_due {
+                return Ok(None);
+            }
+            if let Some(made) = made.filter(|made| made.continues(self)) {
+                return Ok(Some(made.clone()));
+            }
+            let next = Some(Arc::new(Authority::generate()?));
+            return Ok(Some(Self { present: Arc::clone(&self.present), next }));
         };
         let promoted = Self { present: Arc::clone(next), next: None };
         Ok((now >= self.present.until() || self.is_over(next, now)).then_some(promoted))
+    }
+
+    /// Whether this gives an authority without a successor one.
+    #[must_use]
+    pub fn continues(&self, alone: &Self) -> bool {
+        self.present.certificate() == alone.present.certificate()
+            && !alone.has_successor()
+            && self.has_successor()
+    }
+
+    /// Whether the younger one is there.
+    #[must_use]
+    pub fn has_successor(&self) -> bool {
+        self.successor().is_some()
+    }
+
+    /// The younger one. What somebody has put in the place of both is followed by neither.
+    fn successor(&self) -> Option<&Arc<Authority>> {
+        self.next.as_ref().filter(|next| next.since() >= self.present.since())
     }
 
     fn is_over(&self, next: &Authority, now: SystemTime) -> bool {
@@ -167,21 +200,32 @@ mod tests {
 
     #[test]
     fn a_successor_is_made_at_two_thirds_and_takes_its_predecessors_place_when_that_is_over() {
-        let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000);
+        let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_500_000_000);
         let end = after(start, 300 * DAY);
         let present = || Arc::new(made_at(start, end));
         let alone = Succession { present: present(), next: None };
         for (now, is_due) in [(0, false), (200 * DAY - 1, false), (200 * DAY, true), (400 * DAY, true)] {
-            let due = alone.due(after(start, now)).unwrap();
+            let due = alone.due(after(start, now), None).unwrap();
             assert_eq!(due.is_some(), is_due, "{now}");
             let Some(due) = due else { continue };
             assert_eq!(due.present.certificate(), alone.present.certificate());
             assert!(due.next.is_some());
+            let again = alone.due(after(start, now), Some(&due)).unwrap().expect("still due");
+            assert!(again == due, "the same successor");
         }
+        // Somebody has put another in the place of the predecessor.
+        let older = Some(Arc::new(made_at(start - Duration::from_secs(DAY), end)));
+        let replaced = Succession { present: present(), next: older };
+        assert_eq!(shown(&replaced, after(start, 10 * DAY)), ("P", "P".to_owned()));
+        let due = replaced.due(after(start, 200 * DAY), None).unwrap().expect("a successor of its own");
+        assert!(due.next.is_some_and(
+            |next| Some(next.certificate()) != replaced.next.as_ref().map(|of| of.certificate())
+        ));
+
         let next = Arc::new(made_at(after(start, 200 * DAY), after(end, 300 * DAY)));
         let both = Succession { present: present(), next: Some(Arc::clone(&next)) };
         for (now, is_due) in [(201 * DAY, false), (202 * DAY, false), (203 * DAY, true), (300 * DAY, true)] {
-            let due = both.due(after(start, now)).unwrap();
+            let due = both.due(after(start, now), None).unwrap();
             assert_eq!(due.is_some(), is_due, "{now}");
             let Some(due) = due else { continue };
             assert_eq!(due.present.certificate(), next.certificate());

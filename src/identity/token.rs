@@ -1,6 +1,5 @@
 //! One-time enrolment tokens of a coordinator without Kubernetes: each is bound to one pod and used once.
 
-use rustls::crypto::GetRandomFailed;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
@@ -15,9 +14,9 @@ pub struct Tokens {
 
 impl Tokens {
     /// A new token for a pod, as hexadecimal text. Fails when the system gives no randomness.
-    pub fn issue(&self, pod_uid: &str) -> Result<String, GetRandomFailed> {
+    pub fn issue(&self, pod_uid: &str) -> Result<String, getrandom::Error> {
         let mut token = [0; TOKEN_BYTES];
-        rustls::crypto::ring::default_provider().secure_random.fill(&mut token)?;
+        getrandom::fill(&mut token)?;
         let text = token.iter().map(|byte| format!("{byte:02x}")).collect();
         self.unused.lock().expect("no holder of this lock panics").insert(pod_uid.to_owned(), token);
         Ok(text)

@@ -456,8 +456,7 @@ fn random() -> LocalError {
 
 fn instance() -> Result<Incarnation, LocalError> {
     let mut bytes = [0; 16];
-    let provider = rustls::crypto::ring::default_provider();
-    provider.secure_random.fill(&mut bytes).map_err(|_| random())?;
+    getrandom::fill(&mut bytes).map_err(|_| random())?;
     Ok(Incarnation(u128::from_be_bytes(bytes)))
 }
 

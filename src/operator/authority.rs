@@ -1,9 +1,13 @@
 //! The cluster's authorities as this process knows them: read from their Secret, watched, and followed by the next in
 //! time. All replicas do the same.
+//!
+//! Invariants:
+//! - K1: who is trusted follows from the dates, whether or not the Secret can be reached or read.
+//! - K2: somebody who keeps undoing what is written here meets the same successor again, and not often.
 
 use super::telemetry::{Health, Metrics};
 use crate::controller::watch::watch;
-use crate::identity::{CA_SECRET, Kept, KeptError, Trust, load_or_create};
+use crate::identity::{CA_SECRET, Kept, KeptError, Succession, Trust, load_or_create};
 use crate::limits;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -11,7 +15,7 @@ use kube::runtime::watcher::{Config, Event};
 use std::pin::pin;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::watch::{Receiver, Sender, channel};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_stream::StreamExt;
 
 /// The Secret's authorities, however long the API server takes to answer: `/readyz` says what is waited for. They are
@@ -35,7 +39,15 @@ pub(super) async fn start(
         }
     };
     let (trust, receiver) = channel(kept.succession.at(SystemTime::now()));
-    let keeper = Keeper { api, kept, is_gone: false, trust, metrics: metrics.clone() };
+    let keeper = Keeper {
+        api,
+        kept,
+        secret: Present::Read,
+        made: None,
+        written: None,
+        trust,
+        metrics: metrics.clone(),
+    };
     tokio::spawn(keeper.keep());
     Ok(receiver)
 }
@@ -43,10 +55,20 @@ pub(super) async fn start(
 struct Keeper {
     api: Api<Secret>,
     kept: Kept,
-    /// Whether somebody has deleted the Secret.
-    is_gone: bool,
+    secret: Present,
+    /// The successor that was made last, with its predecessor (K2).
+    made: Option<Succession>,
+    /// What was written last, and when (K2).
+    written: Option<(Succession, Instant)>,
     trust: Sender<Trust>,
     metrics: Metrics,
+}
+
+/// How the Secret is now.
+enum Present {
+    Read,
+    Gone,
+    Broken(KeptError),
 }
 
 impl Keeper {
@@ -55,6 +77,7 @@ impl Keeper {
         let only = Config::default().fields(&format!("metadata.name={CA_SECRET}"));
         let mut events = pin!(watch(self.api.clone(), only, &self.metrics.watch_failures));
         loop {
+            self.tell();
             let again = match self.advance().await {
                 Ok(()) => limits::AUTHORITY_INTERVAL,
                 Err(error) if error.is_overtaken() => limits::AUTHORITY_INTERVAL, // the watch tells
@@ -63,10 +86,12 @@ impl Keeper {
                     limits::RECONCILE_RETRY
                 }
             };
+            self.tell();
             tokio::select! {
                 event = events.next() => match event {
                     Some(Event::InitApply(secret) | Event::Apply(secret)) => self.adopt(&secret),
-                    Some(Event::Init | Event::Delete(_)) => self.is_gone = true,
+                    // Of a list, the Secret is told next where it is there.
+                    Some(Event::Init | Event::Delete(_)) => self.secret = Present::Gone,
                     Some(Event::InitDone) => {}
                     None => return,
                 },
@@ -77,33 +102,24 @@ impl Keeper {
 
     /// Takes over what the Secret has now.
     fn adopt(&mut self, secret: &Secret) {
-        self.is_gone = false;
-        match Kept::read(secret) {
-            Ok(kept) => self.kept = kept,
-            Err(error) => tracing::error!(%error, "the authority known so far is used on"),
-        }
+        self.secret = match Kept::read(secret) {
+            Ok(kept) => {
+                self.kept = kept;
+                Present::Read
+            }
+            Err(error) => Present::Broken(error),
+        };
     }
 
-    /// Says what holds now, and writes down what must follow.
-    async fn advance(&mut self) -> Result<(), KeptError> {
-        if self.is_gone {
-            self.kept = load_or_create(&self.api).await?;
-            self.is_gone = false;
-        }
-        let now = SystemTime::now();
-        let due = self.kept.succession.due(now)?;
-        let written = match due {
-            Some(due) => match self.kept.replace(&self.api, &due).await {
-                Ok(kept) => {
-                    tracing::info!("the certificate authority's succession went on");
-                    self.kept = kept;
-                    Ok(())
-                }
-                Err(error) => Err(error),
-            },
-            None => Ok(()),
-        };
-        let next = self.kept.succession.at(now);
+    /// What the Secret keeps, or what it kept until somebody took the successor out (K2).
+    fn effective(&self) -> &Succession {
+        let kept = &self.kept.succession;
+        self.made.as_ref().filter(|made| made.continues(kept)).unwrap_or(kept)
+    }
+
+    /// Says what holds now (K1).
+    fn tell(&self) {
+        let next = self.effective().at(SystemTime::now());
         let ends = next.signer_ends().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.metrics.authority_expiry.set(ends.as_secs_f64());
         self.trust.send_if_modified(|present| {
@@ -111,6 +127,35 @@ impl Keeper {
             *present = next;
             is_other
         });
-        written
+    }
+
+    /// Writes down what must follow.
+    async fn advance(&mut self) -> Result<(), KeptError> {
+        match &self.secret {
+            Present::Read => {}
+            Present::Gone => {
+                self.kept = load_or_create(&self.api).await?;
+                self.secret = Present::Read;
+            }
+            Present::Broken(error) => {
+                tracing::error!(%error, "the authority known so far is used on");
+                return Ok(());
+            }
+        }
+        let due = self.kept.succession.due(SystemTime::now(), self.made.as_ref())?;
+        let Some(due) = due else { return Ok(()) };
+        if let Some((_, at)) = self.written.as_ref().filter(|(written, _)| *written == due) {
+            if at.elapsed() < limits::AUTHORITY_INTERVAL {
+                return Ok(());
+            }
+            tracing::warn!("somebody undoes what is written to secret {CA_SECRET}; it is written again");
+        }
+        self.kept = self.kept.replace(&self.api, &due).await?;
+        self.written = Some((due.clone(), Instant::now()));
+        if due.has_successor() {
+            self.made = Some(due);
+        }
+        tracing::info!("the certificate authority's succession went on");
+        Ok(())
     }
 }

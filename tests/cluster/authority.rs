@@ -133,6 +133,11 @@ fn an_authority_is_followed_by_the_next_while_rounds_go_on() {
     let announced = world.kept("next.crt");
     world.wait("both are published", |world| world.is_bundle(&[&first[0], &announced]));
     assert!(is_of(&signer(&runtime, &world), &first));
+    // Somebody who takes it out of the Secret again changes nothing for pods, and is not answered at once.
+    let without = json!({"data": {"next.crt": null, "next.key": null}}).to_string();
+    world.bed.kubectl(&["patch", "secret", CA_SECRET, "-n", "succession", "--type=merge", "-p", &without]);
+    world.refit(1);
+    assert!(world.kept("next.crt").is_empty() && world.is_bundle(&[&first[0], &announced]));
     let (uid, token) = world.credentials("engine-1");
     let early = runtime.block_on(Rogue::enrolled(&world.port(), &uid, &token));
 
@@ -148,7 +153,7 @@ fn an_authority_is_followed_by_the_next_while_rounds_go_on() {
             .block_on(async { Rogue::enrolled(&world.port(), &uid, &token).await.open(None).await })
             .is_ok()
     );
-    world.refit(1);
+    world.refit(2);
 
     // When all that the first has signed has ended, it is forgotten.
     let next = made(52 * HOUR, 600 * DAY);
@@ -165,8 +170,8 @@ fn an_authority_is_followed_by_the_next_while_rounds_go_on() {
     world.wait_for_status("all are there again", |status| {
         status["training"]["connectedRanks"] == 3 && is_true(status, "CommunicatorsReady")
     });
-    world.refit(2);
-    world.wait("each rank of both replicas is right", |world| world.checks(2) == 4);
+    world.refit(3);
+    world.wait("each rank of both replicas is right", |world| world.checks(3) == 4);
     let status = world.get()["status"].clone();
     assert_eq!(status["membership"]["epoch"], 1, "{status:#}");
 }
@@ -186,6 +191,13 @@ fn a_deleted_authority_is_made_anew_and_a_broken_one_changes_nothing() {
     world.wait("there is another", |world| !["", &first].contains(&world.kept("tls.crt").as_str()));
     let second = world.kept("tls.crt");
     world.wait("it is published", |world| world.is_bundle(&[&second]));
+    // Who was proven by the deleted one is proven no more: agents are cut off, and enrol anew.
+    world.wait("all have enrolled anew", |world| {
+        world.logged("no certificate of this coordinator's authority") >= 5
+    });
+    world.wait_for_status("all are there again", |status| {
+        status["training"]["connectedRanks"] == 3 && is_true(status, "CommunicatorsReady")
+    });
     world.refit(1);
     world.wait("each rank of both replicas is right", |world| world.checks(1) == 4);
 }

@@ -14,7 +14,7 @@ use prometheus::IntCounterVec;
 use serde_json::{Value, json};
 use std::pin::pin;
 use tokio::sync::watch::Receiver;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 use tokio_stream::StreamExt;
 
 /// Writes who is trusted into each webhook of the configuration whenever it has something else there: at the start,
@@ -30,6 +30,7 @@ pub(super) async fn keep(
     let only = Config::default().fields(&format!("metadata.name={configuration}"));
     let mut events = pin!(watch(api.clone(), only, &failures));
     let mut present = None;
+    let mut due: Option<Instant> = None;
     loop {
         tokio::select! {
             event = events.next() => match event {
@@ -39,30 +40,26 @@ pub(super) async fn keep(
                 None => return,
             },
             Ok(()) = trust.changed() => {}
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => due = None,
+        }
+        // Whoever writes something else at once is not answered at once.
+        if due.is_some() {
+            continue;
         }
         let pem = trust.borrow_and_update().bundle_pem();
-        if let Some(found) = &present {
-            write(&api, &configuration, found, &pem).await;
+        if let Some(patch) = present.as_ref().and_then(|found| correction(found, &pem)) {
+            write(&api, &configuration, &patch).await;
+            due = Some(Instant::now() + limits::RECONCILE_RETRY);
         }
     }
 }
 
-async fn write(
-    api: &Api<MutatingWebhookConfiguration>,
-    name: &str,
-    found: &MutatingWebhookConfiguration,
-    pem: &str,
-) {
-    let Some(patch) = correction(found, pem) else { return };
-    loop {
-        let (parameters, patch) = (PatchParams::default(), Patch::Strategic(&patch));
-        match api.patch(name, &parameters, &patch).await {
-            Ok(_) => return tracing::info!(configuration = name, "told the API server whom to trust"),
-            // Deleted meanwhile: the watch tells of the next one.
-            Err(kube::Error::Api(status)) if status.is_not_found() => return,
-            Err(error) => tracing::warn!(%error, configuration = name, "cannot write caBundle"),
-        }
-        sleep(limits::RECONCILE_RETRY).await;
+async fn write(api: &Api<MutatingWebhookConfiguration>, name: &str, patch: &Value) {
+    match api.patch(name, &PatchParams::default(), &Patch::Strategic(patch)).await {
+        Ok(_) => tracing::info!(configuration = name, "told the API server whom to trust"),
+        // Deleted meanwhile: the watch tells of the next one.
+        Err(kube::Error::Api(status)) if status.is_not_found() => {}
+        Err(error) => tracing::warn!(%error, configuration = name, "cannot write caBundle; tried again"),
     }
 }
 
