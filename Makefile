@@ -34,8 +34,8 @@ test: tools ## Run every check: format, lints, docs, Rust and Python tests, the 
 test-torch: tools ## Run the Python client with real PyTorch (fetches 3 GB once)
 	@tests/run build torch
 
-chart-test: ## Check the charts: helm's lint, values that must be refused, what is rendered
-	@tests/run charts
+chart-test: ## Check the charts: lint, schemas, what is rendered, alerts
+	@tests/run helm kubeconform charts
 
 bench: build ## Measure transfer and digest; prints tables and writes target/bench/*.json
 	@tests/fresh.py cargo bench --locked --workspace --bench '*'

@@ -5,6 +5,7 @@ mod cluster;
 mod completion;
 mod coordinate;
 mod crd;
+mod doctor;
 mod explain;
 mod failure;
 mod history;
@@ -54,6 +55,7 @@ enum Command {
     Abort(abort::Abort),
     Inject(inject::Inject),
     Explain(explain::Explain),
+    Doctor(doctor::Doctor),
     Crd(crd::Crd),
     Completion(completion::Completion),
     Version(version::Version),
@@ -113,6 +115,7 @@ fn run(command: Command, printer: &Printer) -> Result<(), Failure> {
         Command::Abort(command) => command.run(printer),
         Command::Inject(command) => command.run(printer),
         Command::Explain(command) => command.run(printer),
+        Command::Doctor(command) => command.run(printer),
         Command::Crd(command) => command.run(printer),
         Command::Completion(command) => command.run(printer),
         Command::Version(command) => command.run(printer),

@@ -9,6 +9,7 @@ pub mod consent;
 pub mod dereference;
 pub mod dispatch;
 pub mod events;
+pub mod figures;
 pub mod gate;
 mod marks;
 pub mod pod;

@@ -140,7 +140,7 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         () = &mut stop => return Ok(()),
     };
     health.set(Some("pods are being listed"));
-    let webhook = webhook::start(webhook, &audience, &client, trust.clone(), &metrics.watch_failures).await?;
+    let webhook = webhook::start(webhook, &audience, &client, trust.clone(), &metrics).await?;
     let pods = Arc::new(Pods::new(&client, watch_namespace.as_slice(), &metrics.watch_failures));
     let (refits, store) = reflector::store();
     let gate = Arc::new(ClusterGate::new(client.clone(), Arc::clone(&pods), refits, audience));
@@ -179,6 +179,7 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         bundles: Mutex::default(),
         reconciles: metrics.reconciles.clone(),
         watch_failures: metrics.watch_failures.clone(),
+        figures: metrics.figures.clone(),
     });
     let api = match &watch_namespace {
         Some(namespace) => Api::namespaced(client, namespace),

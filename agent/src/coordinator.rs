@@ -8,6 +8,7 @@
 use crate::identity::{EnrolError, Enrolment, Identity};
 use crate::limits;
 use crate::planned::{Planned, PlannedError};
+use prometheus::IntGauge;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -189,6 +190,7 @@ async fn ask_seats(
 }
 
 /// Keeps the stream up until the round driver is gone, or until the refit gives this pod other ranks than it has.
+/// `connected` is 1 while it is up.
 ///
 /// # Errors
 /// The first enrolment was refused: this agent has nothing to do here.
@@ -198,12 +200,15 @@ pub async fn run(
     joiner: &Joiner,
     mut line: Line,
     mut enrolled: Enrolled,
+    connected: &IntGauge,
 ) -> Result<(), EnrolError> {
     let mut pause = limits::COORDINATOR_PAUSE_MIN;
     let mut told = Told::default();
     while !line.control.is_closed() {
         let started = Instant::now();
-        if let Err(error) = stream_once(enrolment, identity, joiner, &mut line, enrolled.renew_at).await {
+        let ended = stream_once(enrolment, identity, joiner, &mut line, enrolled.renew_at, connected).await;
+        connected.set(0);
+        if let Err(error) = ended {
             if joiner.is_told && matches!(error, StreamError::Refused(_)) {
                 match ask_seats(enrolment, identity, &joiner.refit).await {
                     Ok(seats) if seats != joiner.seats => {
@@ -278,6 +283,7 @@ async fn stream_once(
     joiner: &Joiner,
     line: &mut Line,
     renew_at: Instant,
+    connected: &IntGauge,
 ) -> Result<(), StreamError> {
     let channel = enrolment.dial(identity).await?;
     let mut client = CoordinatorClient::new(channel).max_decoding_message_size(limits::INSTRUCTION_BYTES_MAX);
@@ -288,6 +294,7 @@ async fn stream_once(
     let mut instructions =
         timeout(limits::DIAL_TIMEOUT, joined).await.map_err(|_| StreamError::Silent)??.into_inner();
     tracing::debug!(coordinator = enrolment.coordinator, "stream to the coordinator is open");
+    connected.set(1);
     outgoing.send(say(Kind::State(state))).await?;
     converse(&mut instructions, &outgoing, joiner, line, renew_at).await
 }

@@ -26,6 +26,7 @@ use sha2::{Digest, Sha256 as Hasher};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, PoisonError, RwLock};
 use weightrefit_core::id::{Incarnation, Sha256};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// The key of an agent and its present certificate.
 pub struct Identity {
@@ -85,6 +86,16 @@ impl Identity {
     #[must_use]
     pub fn key_hash(&self) -> Sha256 {
         self.key_hash
+    }
+
+    /// When the certificate that the coordinator gave ends, in Unix time; `None` before the first.
+    #[must_use]
+    pub fn certificate_end(&self) -> Option<i64> {
+        let present = self.certificate.0.read().unwrap_or_else(PoisonError::into_inner);
+        // The one that the agent made itself stands alone, without an authority.
+        let [leaf, _, ..] = present.cert.as_slice() else { return None };
+        let (_, leaf) = X509Certificate::from_der(leaf).ok()?;
+        Some(leaf.validity().not_after.timestamp())
     }
 
     /// Keys of the accepted membership; what [`Identity::server_config`] lets in.

@@ -62,6 +62,12 @@ pub struct Metrics {
     pub queue_limit: IntGaugeVec,
     /// The accepted epoch.
     pub epoch: IntGauge,
+    /// Leader: rounds aborted since one was committed.
+    pub rounds_aborted_in_a_row: IntGauge,
+    /// 1 while the stream to the coordinator is open.
+    pub coordinator_connected: IntGauge,
+    /// When the certificate that the coordinator gave ends; -1 before the first.
+    pub certificate_expiry: IntGauge,
     /// Constant 1, labelled with the version.
     pub build_info: GaugeVec,
 }
@@ -69,6 +75,9 @@ pub struct Metrics {
 /// Seconds from a millisecond to the longest phase deadline one would set.
 const SECONDS_BUCKETS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+
+/// The transport of this version, as a label.
+pub const TCP: &[&str] = &["tcp"];
 
 impl Metrics {
     /// Registers everything.
@@ -99,8 +108,16 @@ impl Metrics {
                 "Least bytes that the rounds received could need.",
                 &["transport"],
             )?,
-            published_step: gauge(&r, "published_step", "Step that the trainer ranks of this agent offer.")?,
-            committed_step: gauge(&r, "committed_step", "Step that the engines of this agent hold.")?,
+            published_step: gauge(
+                &r,
+                "published_step",
+                "Step that the trainer ranks of this agent offer; -1 before the first.",
+            )?,
+            committed_step: gauge(
+                &r,
+                "committed_step",
+                "Step that the engines of this agent hold; -1 before the first.",
+            )?,
             lag_steps: gauge(
                 &r,
                 "lag_steps",
@@ -144,10 +161,36 @@ impl Metrics {
             queue_depth: gauges(&r, "queue_depth", "Events waiting for the round driver.", &["queue"])?,
             queue_limit: gauges(&r, "queue_limit", "Events that may wait.", &["queue"])?,
             epoch: gauge(&r, "epoch", "Epoch of the accepted membership.")?,
+            rounds_aborted_in_a_row: gauge(
+                &r,
+                "rounds_aborted_in_a_row",
+                "Leader: rounds aborted since one was committed.",
+            )?,
+            coordinator_connected: gauge(
+                &r,
+                "coordinator_connected",
+                "1 while the stream to the coordinator is open, else 0.",
+            )?,
+            certificate_expiry: gauge(
+                &r,
+                "certificate_expiry_timestamp_seconds",
+                "When this agent's certificate ends, in Unix time; -1 before the first.",
+            )?,
             build_info: register(&r, GaugeVec::new(opts("build_info", "Constant 1."), &["version"])?)?,
             registry: r,
         };
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
+        // 0 is a step, and a time.
+        for unknown in [&metrics.published_step, &metrics.committed_step, &metrics.certificate_expiry] {
+            unknown.set(-1);
+        }
+        // A counter that is there, and 0, from the start shows its first increase.
+        drop(metrics.rounds.with_label_values(&["Committed", ""]));
+        for bytes in
+            [&metrics.sent_bytes, &metrics.received_bytes, &metrics.skipped_bytes, &metrics.minimum_bytes]
+        {
+            drop(bytes.with_label_values(TCP));
+        }
         Ok(metrics)
     }
 
@@ -189,9 +232,12 @@ impl Metrics {
             queue_depth,
             queue_limit,
             epoch,
+            rounds_aborted_in_a_row,
+            coordinator_connected,
+            certificate_expiry,
             build_info,
         } = self;
-        let all: [&dyn Collector; 23] = [
+        let all: [&dyn Collector; 26] = [
             rounds,
             phase_seconds,
             sent_bytes,
@@ -214,6 +260,9 @@ impl Metrics {
             queue_depth,
             queue_limit,
             epoch,
+            rounds_aborted_in_a_row,
+            coordinator_connected,
+            certificate_expiry,
             build_info,
         ];
         all.iter().flat_map(|metric| metric.desc()).cloned().collect()
@@ -329,6 +378,7 @@ mod tests {
             let (name, kind) = line.split_once(' ').expect("a kind");
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
         }
+        assert!(text.contains(r#"weightrefit_agent_received_bytes_total{transport="tcp"} 0"#), "{text}");
         assert!(
             text.contains(r#"weightrefit_agent_client_refusals_total{code="DuplicateRank"} 1"#),
             "{text}"

@@ -160,7 +160,7 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
         let address = address.with(listen);
         let server = MetricsServer::bind(address).await?;
         tracing::info!(address = server.address().ok().map(|a| a.to_string()), "metrics served");
-        tokio::spawn(server.serve(metrics.clone(), Arc::clone(&health)));
+        tokio::spawn(server.serve(metrics.clone(), Arc::clone(&health), Arc::clone(&identity)));
     }
 
     let (client_events, clients) = mpsc::channel(limits::EVENTS_MAX);
@@ -206,12 +206,13 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
     let (state, state_inbox) = watch::channel(v1::State::default());
     let line = Line { control: control_sender, upward: upward_inbox, state: state_inbox };
     let line_identity = Arc::clone(&identity);
+    let connected = metrics.coordinator_connected.clone();
     let joined = tokio::spawn(async move {
         let enrolled = match enrolled {
             Some(enrolled) => enrolled,
             None => coordinator::enrol(&enrolment, &line_identity).await?,
         };
-        coordinator::run(&enrolment, &line_identity, &joiner, line, enrolled).await
+        coordinator::run(&enrolment, &line_identity, &joiner, line, enrolled, &connected).await
     });
     let peers = Peers::new(identity, links);
     let driver = RoundDriver::new(Parts {

@@ -42,6 +42,13 @@ impl Condition {
         let bad_when_true = is(&[ConditionType::Degraded, ConditionType::Stalled]);
         Some(if bad_when_true { ConditionStatus::False } else { ConditionStatus::True })
     }
+
+    /// Whether it says that something is not as it should be.
+    #[must_use]
+    pub fn is_trouble(&self) -> bool {
+        let is_true = |status| status == ConditionStatus::True;
+        self.wanted().is_some_and(|wanted| is_true(self.status) != is_true(wanted))
+    }
 }
 
 /// Whether a condition holds.

@@ -28,6 +28,9 @@ pub(crate) struct Local {
     /// `weightrefit.dev/local-weights` names]
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
+    /// Serve each agent's metrics on this port: of 127.0.0.2 those of the first, of 127.0.0.3 those of the next
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    metrics: Option<u16>,
     /// Format of stdout; json is `weightrefit.local/v1`
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
@@ -42,12 +45,12 @@ pub(crate) struct Local {
 impl Local {
     pub(crate) fn run(self, printer: &Printer) -> Result<(), Failure> {
         // All fields by name, so that none is forgotten.
-        let Self { files, which, rounds, replicas, weights, output, fault, broken } = self;
+        let Self { files, which, rounds, replicas, weights, metrics, output, fault, broken } = self;
         let documents = files.documents(printer)?;
         let refit = which.of(&documents)?;
         supported::check(&refit.value.spec).map_err(|(path, problem)| refit.refuse(path, problem))?;
         let resolved = resolve(&documents, refit, &Options { tensors: None, replicas })?;
-        let options = local::Options { rounds, weights, faults: fault, broken };
+        let options = local::Options { rounds, weights, metrics, faults: fault, broken };
         resolved.notes.iter().for_each(|note| printer.note(note));
         super::log("warn");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

@@ -1,6 +1,6 @@
 //! `weightrefit status`.
 
-use crate::api::condition::{Condition, ConditionStatus, ConditionType};
+use crate::api::condition::{Condition, ConditionType};
 use crate::api::refit::WeightRefit;
 use crate::api::status::{BehindReplica, RoundStatus, Version, WeightRefitStatus};
 use crate::cli::cluster::{Cluster, Connected, refused};
@@ -113,7 +113,7 @@ fn details(refit: &WeightRefit, now: Timestamp) -> String {
         table.row([kind.clone(), format!("{status:?}"), ago(last_transition_time, now), reason.clone()]);
     }
     out.push(format!("\n{}", table.shown()));
-    let troubling = status.conditions.iter().filter(|condition| is_trouble(condition));
+    let troubling = status.conditions.iter().filter(|condition| condition.is_trouble());
     out.extend(troubling.map(|condition| format!("\n{}: {}", condition.kind, condition.message)));
     if !status.behind.is_empty() {
         out.push(format!("\n{}", behind(&status.behind, now)));
@@ -206,12 +206,6 @@ pub(crate) fn round(round: &RoundStatus, now: Timestamp) -> String {
         "{epoch}.{id} of {version}: {outcome:?}{reason}, {received} in {seconds} s, {} ago",
         ago(&round.completion_time, now)
     )
-}
-
-/// Whether a condition says that something is not as it should be.
-fn is_trouble(condition: &Condition) -> bool {
-    let is_true = |status| status == ConditionStatus::True;
-    condition.wanted().is_some_and(|wanted| is_true(condition.status) != is_true(wanted))
 }
 
 /// `run.step`.

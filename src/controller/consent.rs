@@ -97,6 +97,16 @@ impl Question {
         )
     }
 
+    /// What the API server says now.
+    ///
+    /// # Errors
+    /// It does not say.
+    pub async fn ask(&self, client: &Client) -> kube::Result<bool> {
+        let api = Api::<SubjectAccessReview>::all(client.clone());
+        let answer = api.create(&PostParams::default(), &self.review()).await?;
+        Ok(answer.status.is_some_and(|status| status.allowed && status.denied != Some(true)))
+    }
+
     fn refit_parts(&self) -> (&str, &str) {
         self.refit.split_once('/').expect("facts name a refit by two parts")
     }
@@ -182,12 +192,8 @@ impl Consent {
     }
 
     async fn ask(&self, question: &Question) -> Answer {
-        let api = Api::<SubjectAccessReview>::all(self.client.clone());
-        let (parameters, review) = (PostParams::default(), question.review());
-        let answer = api.create(&parameters, &review).await;
-        let is_allowed = answer
-            .map(|review| review.status.is_some_and(|status| status.allowed && status.denied != Some(true)))
-            .map_err(|error| format!("there is no answer to the access review: {error}"));
+        let answer = question.ask(&self.client).await;
+        let is_allowed = answer.map_err(|error| format!("there is no answer to the access review: {error}"));
         Answer { at: Instant::now(), is_allowed }
     }
 }

@@ -12,6 +12,7 @@ use super::build::build;
 use super::consent::NoConsent;
 use super::dereference::{DereferenceError, dereference, named};
 use super::events::{Publisher, happenings};
+use super::figures::Figures;
 use super::gate::ClusterGate;
 use super::pod_facts::PodFacts;
 use super::pods::Pods;
@@ -67,6 +68,8 @@ pub struct Shared {
     pub reconciles: IntCounterVec,
     /// Failures of watches, by `resource`.
     pub watch_failures: IntCounterVec,
+    /// What is known of each refit.
+    pub figures: Figures,
 }
 
 /// What a relation is told.
@@ -149,6 +152,9 @@ impl Relation {
             }
         }
         if *self.signals.is_deleted.borrow() {
+            let refit = Arc::clone(&self.signals.objects.borrow());
+            let name = (refit.namespace().unwrap_or_default(), refit.name_any());
+            self.shared.figures.forget((&name.0, &name.1), &refit.uid().unwrap_or_default());
             self.end().await;
         }
     }
@@ -226,6 +232,8 @@ impl Relation {
             now: Timestamp::now(),
         };
         let (next, at) = status(&observed, &mut self.memory);
+        let uid = refit.uid().unwrap_or_default();
+        self.shared.figures.tell((observed.namespace, observed.name), &uid, &next);
         if let Some(at) = at {
             let wait = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
             again = again.min(Instant::now() + wait);

@@ -50,12 +50,6 @@ impl Trust {
     pub fn bundle_pem(&self) -> String {
         self.trusted.iter().map(|authority| authority.certificate_pem()).collect()
     }
-
-    /// When the signer's certificate ends.
-    #[must_use]
-    pub fn signer_ends(&self) -> SystemTime {
-        self.signer.until()
-    }
 }
 
 impl PartialEq for Trust {

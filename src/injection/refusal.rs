@@ -77,6 +77,40 @@ pub enum InjectError {
 }
 
 impl InjectError {
+    /// Every [`Self::reason`].
+    pub const REASONS: [&'static str; 11] = [
+        "Shape",
+        "Labels",
+        "NoContainer",
+        "NoProfile",
+        "DeviceAccess",
+        "NotLinux",
+        "SharedProcesses",
+        "Taken",
+        "Mounted",
+        "Variable",
+        "Port",
+    ];
+
+    /// Why, in one word, for metrics.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        let index = match self {
+            Self::Shape(_) => 0,
+            Self::Labels(_) => 1,
+            Self::NoContainer => 2,
+            Self::NoProfile { .. } => 3,
+            Self::DeviceAccess { .. } => 4,
+            Self::NotLinux => 5,
+            Self::SharedProcesses { .. } => 6,
+            Self::Taken { .. } => 7,
+            Self::Mounted { .. } => 8,
+            Self::Variable { .. } => 9,
+            Self::Port { .. } => 10,
+        };
+        Self::REASONS[index]
+    }
+
     /// The stable code, where there is one.
     #[must_use]
     pub const fn code(&self) -> Option<Code> {
@@ -114,5 +148,34 @@ impl InjectError {
             Self::Variable { .. } => "Remove it: injection sets it.".to_owned(),
             Self::Port { .. } => "Change that port, or `metricsPort` of the injection profile.".to_owned(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn reasons_are_the_names_of_what_happened() {
+        let container = || "main".to_owned();
+        let all = [
+            InjectError::Shape("no object".into()),
+            InjectError::Labels(MalformedPod::Missing { pod: "rl/p".into(), field: "spec" }),
+            InjectError::NoContainer,
+            InjectError::NoProfile { name: "large".into(), known: Vec::new() },
+            InjectError::DeviceAccess { profile: "large".into(), access: DeviceAccess::InProcess },
+            InjectError::NotLinux,
+            InjectError::SharedProcesses { field: "spec.hostPID", profile: "default".into() },
+            InjectError::Taken { what: "volume", name: "x" },
+            InjectError::Mounted { container: container(), path: "/run".into() },
+            InjectError::Variable { container: container() },
+            InjectError::Port { container: container(), port: 9464 },
+        ];
+        for error in &all {
+            assert!(format!("{error:?}").starts_with(error.reason()), "{error:?} is {}", error.reason());
+        }
+        let reasons: BTreeSet<&str> = all.iter().map(InjectError::reason).collect();
+        assert_eq!(reasons, BTreeSet::from(InjectError::REASONS));
     }
 }

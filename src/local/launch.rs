@@ -53,6 +53,8 @@ pub(super) struct Launch {
     pub(super) resolved: PathBuf,
     /// Safetensors file.
     pub(super) weights: PathBuf,
+    /// Port of each agent's metrics.
+    pub(super) metrics: Option<u16>,
     /// What is wrong on purpose.
     pub(super) broken: Option<Broken>,
 }
@@ -86,6 +88,7 @@ impl Launch {
         }
         command.arg("--socket").arg(self.socket(index));
         command.arg("--listen").arg(address(index).to_string());
+        command.args(self.metrics.map(|port| format!("--metrics={port}")));
         command.arg("--exit-with-parent").arg(std::process::id().to_string());
         command
     }

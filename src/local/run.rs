@@ -25,6 +25,8 @@ pub struct Options {
     pub rounds: u32,
     /// Weights in place of those that the resource's annotation names.
     pub weights: Option<PathBuf>,
+    /// Port on which each agent serves its metrics; not served without.
+    pub metrics: Option<u16>,
     /// Signals to processes at certain moments; for tests.
     pub faults: Vec<Fault>,
     /// What is wrong on purpose; for tests.
@@ -234,6 +236,7 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
         refit: settings.refit.clone(),
         resolved: directory.write("refit.json", &settings.resolved)?,
         weights,
+        metrics: options.metrics,
         broken: options.broken,
     };
     let server = Server::start(listener, trust, Arc::clone(&tokens), Refusals::default())?;

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::runtime::watcher::{Config, Event};
 use std::pin::pin;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 use tokio::sync::watch::{Receiver, Sender, channel};
 use tokio::time::{Instant, sleep};
 use tokio_stream::StreamExt;
@@ -120,8 +120,7 @@ impl Keeper {
     /// Says what holds now (K1).
     fn tell(&self) {
         let next = self.effective().at(SystemTime::now());
-        let ends = next.signer_ends().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.metrics.authority_expiry.set(ends.as_secs_f64());
+        self.metrics.certificates.holds("authority", next.signer().certificate());
         self.trust.send_if_modified(|present| {
             let is_other = *present != next;
             *present = next;

@@ -1,14 +1,19 @@
 //! What the operator tells of itself: `/metrics`, `/livez` and `/readyz` on one listener.
 
+use crate::controller::figures::Figures;
 use crate::coordinator::Refusals;
+use crate::injection::InjectError;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
 use prometheus::core::Collector;
-use prometheus::{Gauge, GaugeVec, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{
+    GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// All metrics of the operator; `docs/metrics.md` lists the same and a test compares them.
 #[derive(Debug, Clone)]
@@ -24,11 +29,36 @@ pub struct Metrics {
     pub api_requests: IntCounterVec,
     /// Watches that failed.
     pub watch_failures: IntCounterVec,
-    /// When the certificate of the authority that signs ends, seconds since 1970.
-    pub authority_expiry: Gauge,
     /// Walks of the steps from a refit to its status.
     pub reconciles: IntCounterVec,
+    /// What is known of each refit.
+    pub figures: Figures,
+    /// Pods that the webhook was asked about.
+    pub webhook_requests: IntCounterVec,
+    /// How long its answers took.
+    pub webhook_seconds: Histogram,
+    /// Connections to it that did not get to a question.
+    pub webhook_handshakes_failed: IntCounter,
+    /// When certificates end.
+    pub certificates: Certificates,
 }
+
+/// When the certificates that this process holds end, by whose they are.
+#[derive(Debug, Clone)]
+pub struct Certificates(IntGaugeVec);
+
+impl Certificates {
+    /// `whose` certificate is this one, DER, from now on.
+    pub fn holds(&self, whose: &str, certificate: &[u8]) {
+        // One that cannot be read could not have been made or taken either.
+        if let Ok((_, certificate)) = X509Certificate::from_der(certificate) {
+            self.0.with_label_values(&[whose]).set(certificate.validity().not_after.timestamp());
+        }
+    }
+}
+
+/// Seconds of an answer of the webhook: from a tenth of a millisecond to what an API server waits for at most.
+const WEBHOOK_BUCKETS: &[f64] = &[0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1, 1.0, 10.0];
 
 impl Metrics {
     /// Registers everything.
@@ -50,14 +80,27 @@ impl Metrics {
                 &["resource"],
             )?,
             refusals: Refusals::default(),
-            authority_expiry: Gauge::with_opts(opts(
-                "authority_expiry_timestamp_seconds",
-                "When the certificate of the authority that signs ends, seconds since 1970.",
-            ))?,
             reconciles: IntCounterVec::new(
                 opts("reconciles_total", "Looks at a refit, by what came of its status."),
                 &["outcome"],
             )?,
+            figures: Figures::default(),
+            webhook_requests: IntCounterVec::new(
+                opts("webhook_requests_total", "Questions about pods, by what became of the pod and why."),
+                &["outcome", "reason"],
+            )?,
+            webhook_seconds: Histogram::with_opts(
+                HistogramOpts::from(opts("webhook_seconds", "From a question about a pod to its answer."))
+                    .buckets(WEBHOOK_BUCKETS.to_vec()),
+            )?,
+            webhook_handshakes_failed: IntCounter::with_opts(opts(
+                "webhook_handshakes_failed_total",
+                "Connections to the webhook that failed before any question.",
+            ))?,
+            certificates: Certificates(IntGaugeVec::new(
+                opts("certificate_expiry_timestamp_seconds", "When a certificate ends, in Unix time."),
+                &["certificate"],
+            )?),
         };
         // All fields by name, so that none is forgotten.
         let Self {
@@ -65,19 +108,27 @@ impl Metrics {
             leader,
             build_info,
             refusals,
-            authority_expiry,
             api_requests,
             watch_failures,
             reconciles,
+            figures,
+            webhook_requests,
+            webhook_seconds,
+            webhook_handshakes_failed,
+            certificates: Certificates(certificates),
         } = &metrics;
-        let all: [Box<dyn Collector>; 7] = [
+        let all: [Box<dyn Collector>; 11] = [
             Box::new(leader.clone()),
             Box::new(build_info.clone()),
             refusals.collector(),
-            Box::new(authority_expiry.clone()),
             Box::new(api_requests.clone()),
             Box::new(watch_failures.clone()),
             Box::new(reconciles.clone()),
+            figures.collector(),
+            Box::new(webhook_requests.clone()),
+            Box::new(webhook_seconds.clone()),
+            Box::new(webhook_handshakes_failed.clone()),
+            Box::new(certificates.clone()),
         ];
         all.into_iter().try_for_each(|collector| registry.register(collector))?;
         // What counts failures is there, and 0, before anything fails.
@@ -90,6 +141,12 @@ impl Metrics {
         ["deferred", "failed", "unchanged", "written"]
             .iter()
             .for_each(|outcome| drop(reconciles.with_label_values(&[outcome])));
+        ["injected", "malformed", "untouched"]
+            .iter()
+            .for_each(|outcome| drop(webhook_requests.with_label_values(&[outcome, ""])));
+        InjectError::REASONS
+            .iter()
+            .for_each(|reason| drop(webhook_requests.with_label_values(&["refused", reason])));
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         Ok(metrics)
     }
@@ -157,6 +214,7 @@ async fn ready(State((_, health)): Shared) -> (StatusCode, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::Authority;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 
@@ -190,7 +248,11 @@ mod tests {
 
     #[test]
     fn the_inventory_is_the_documented_one() {
-        let text = Metrics::new().unwrap().text().unwrap();
+        let metrics = Metrics::new().unwrap();
+        metrics.certificates.holds("authority", Authority::generate().unwrap().certificate());
+        let status = serde_json::from_str(include_str!("../../tests/resource/status.json")).unwrap();
+        metrics.figures.tell(("rl", "tiny"), "uid", &status);
+        let text = metrics.text().unwrap();
         let helps = text.lines().filter_map(|line| line.strip_prefix("# HELP "));
         let mut have: Vec<_> = helps.filter_map(|line| line.split_once(' ')).collect();
         have.sort_unstable();

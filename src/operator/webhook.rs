@@ -17,9 +17,10 @@ use crate::coordinator::accept;
 use crate::identity::{IdentityError, Trust};
 use crate::injection::Settings;
 use crate::limits;
+use crate::operator::telemetry::Metrics;
 use certificate::Serving;
 use kube::Client;
-use prometheus::IntCounterVec;
+use prometheus::IntCounter;
 use review::router;
 use std::future::pending;
 use std::io;
@@ -82,8 +83,8 @@ pub enum WebhookError {
     },
 }
 
-/// Serves for as long as the process lives, where the flags say so; returns the address. `failures` counts those of its
-/// watch.
+/// Serves for as long as the process lives, where the flags say so; returns the address. `metrics` count what becomes of
+/// it.
 ///
 /// # Errors
 /// Settings, certificate or port are no good.
@@ -92,7 +93,7 @@ pub async fn start(
     audience: &str,
     client: &Client,
     trust: watch::Receiver<Trust>,
-    failures: &IntCounterVec,
+    metrics: &Metrics,
 ) -> Result<Option<SocketAddr>, WebhookError> {
     let Args { webhook_listen, injection, webhook_hosts, webhook_configuration } = args;
     let (Some(address), Some(path)) = (webhook_listen, injection) else { return Ok(None) };
@@ -103,7 +104,8 @@ pub async fn start(
         let (settings, operator) = (settings.audience, audience.to_owned());
         return Err(WebhookError::Audience { settings, operator });
     }
-    let serving = Arc::new(Serving::new(trust.borrow().signer(), webhook_hosts)?);
+    let certificates = metrics.certificates.clone();
+    let serving = Arc::new(Serving::new(trust.borrow().signer(), webhook_hosts, certificates)?);
     let failed = |source| WebhookError::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
@@ -114,9 +116,11 @@ pub async fn start(
     };
     let (accepted, connections) = mpsc::channel(limits::HANDSHAKES_MAX);
     tokio::spawn(accept(listener, shake, accepted));
-    let server = axum::serve(Connections { address, connections }, router(settings));
+    let failed = metrics.webhook_handshakes_failed.clone();
+    let server = axum::serve(Connections { address, connections, failed }, router(settings, metrics));
     tokio::spawn(async move { server.await });
-    tokio::spawn(bundle::keep(client.clone(), webhook_configuration, trust.clone(), failures.clone()));
+    let failures = metrics.watch_failures.clone();
+    tokio::spawn(bundle::keep(client.clone(), webhook_configuration, trust.clone(), failures));
     tokio::spawn(async move { serving.renew(trust).await });
     Ok(Some(address))
 }
@@ -125,6 +129,7 @@ pub async fn start(
 struct Connections {
     address: SocketAddr,
     connections: mpsc::Receiver<io::Result<TlsStream<TcpStream>>>,
+    failed: IntCounter,
 }
 
 impl axum::serve::Listener for Connections {
@@ -139,7 +144,10 @@ impl axum::serve::Listener for Connections {
                     let peer = stream.get_ref().0.peer_addr().unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
                     return (stream, peer);
                 }
-                Some(Err(error)) => tracing::debug!(%error, "handshake failed"),
+                Some(Err(error)) => {
+                    self.failed.inc();
+                    tracing::debug!(%error, "handshake failed");
+                }
                 // The accepting task ends with the process only.
                 None => pending().await,
             }

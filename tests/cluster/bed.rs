@@ -218,7 +218,7 @@ fn checkout() -> &'static Path {
 
 /// Folder of etcd, kube-apiserver and kubectl. `tests/run` has built them before; a bare `cargo test` does it here,
 /// which takes minutes the first time.
-fn programs() -> &'static Path {
+pub(crate) fn programs() -> &'static Path {
     static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
         let build = Command::new(checkout().join("tests/testbed/build")).stderr(Stdio::inherit()).output();
         let build = build.expect("bash starts");

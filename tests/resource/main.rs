@@ -3,6 +3,7 @@
 mod definition;
 mod page;
 mod rules;
+mod troubleshooting;
 
 use kube::CustomResourceExt;
 use serde_json::Value;

@@ -1,6 +1,7 @@
 //! `/metrics`, `/livez` and `/readyz`.
 
 use super::Metrics;
+use crate::identity::Identity;
 use crate::readiness::Health;
 use axum::Router;
 use axum::extract::State;
@@ -39,37 +40,43 @@ impl MetricsServer {
         self.socket.local_addr()
     }
 
-    /// Serves until dropped.
+    /// Serves until dropped. When the certificate of `identity` ends is read at each scrape.
     ///
     /// # Errors
     /// Those of the listening socket.
-    pub async fn serve(self, metrics: Metrics, health: Arc<Health>) -> std::io::Result<()> {
+    pub async fn serve(
+        self,
+        metrics: Metrics,
+        health: Arc<Health>,
+        identity: Arc<Identity>,
+    ) -> std::io::Result<()> {
         let router = Router::new()
             .route("/metrics", get(text))
             .route("/livez", get(live))
             .route("/readyz", get(ready))
-            .with_state((metrics, health));
+            .with_state((metrics, health, identity));
         axum::serve(self.socket, router).await
     }
 }
 
-type Shared = State<(Metrics, Arc<Health>)>;
+type Shared = State<(Metrics, Arc<Health>, Arc<Identity>)>;
 
-async fn text(State((metrics, _)): Shared) -> Result<String, StatusCode> {
+async fn text(State((metrics, _, identity)): Shared) -> Result<String, StatusCode> {
+    metrics.certificate_expiry.set(identity.certificate_end().unwrap_or(-1));
     metrics.text().map_err(|error| {
         tracing::error!(error = %error, "metrics cannot be encoded");
         StatusCode::INTERNAL_SERVER_ERROR
     })
 }
 
-async fn live(State((_, health)): Shared) -> (StatusCode, &'static str) {
+async fn live(State((_, health, _)): Shared) -> (StatusCode, &'static str) {
     match health.is_live() {
         true => (StatusCode::OK, "ok\n"),
         false => (StatusCode::SERVICE_UNAVAILABLE, "round driver does not turn\n"),
     }
 }
 
-async fn ready(State((_, health)): Shared) -> (StatusCode, String) {
+async fn ready(State((_, health, _)): Shared) -> (StatusCode, String) {
     match health.not_ready() {
         None => (StatusCode::OK, "ok\n".to_owned()),
         Some(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n"),

@@ -3,7 +3,7 @@
 use super::data::Data;
 use super::report::phase_seconds;
 use super::waiters::{Answer, Waiters};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, TCP};
 use crate::planned::{Planned, Task};
 use crate::readiness::Health;
 use serde_json::json;
@@ -18,9 +18,6 @@ use weightrefit_core::round::message::{EngineRecord, EngineState, RoundKey, Vers
 use weightrefit_core::round::node::Node;
 use weightrefit_proto::report::{RoundOutcome, RoundReport};
 use weightrefit_proto::v1;
-
-/// The transport of this version, as a label.
-const TCP: &[&str] = &["tcp"];
 
 /// One rank as others see it.
 #[derive(Debug)]
@@ -165,6 +162,10 @@ impl Observer {
             RoundOutcome::Aborted => "Aborted",
         };
         self.metrics.rounds.with_label_values(&[outcome, report.reason.map_or("", Code::name)]).inc();
+        match report.outcome {
+            RoundOutcome::Committed => self.metrics.rounds_aborted_in_a_row.set(0),
+            RoundOutcome::Aborted => self.metrics.rounds_aborted_in_a_row.inc(),
+        }
         for (phase, seconds) in phase_seconds(summary) {
             self.metrics.phase_seconds.with_label_values(&[phase]).observe(seconds);
         }
@@ -338,5 +339,53 @@ const fn state_name(state: EngineState) -> &'static str {
         EngineState::Quiet => "Quiet",
         EngineState::Applied => "Applied",
         EngineState::Dirty => "Dirty",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weightrefit_core::id::{Epoch, RoundId};
+    use weightrefit_core::round::message::ContentSum;
+    use weightrefit_proto::report::{PhaseMilliseconds, RoundBytes, VersionReport};
+
+    #[test]
+    fn rounds_aborted_in_a_row_are_counted_until_one_commits() {
+        let metrics = Metrics::new().expect("names are distinct");
+        let (state, _state) = watch::channel(v1::State::default());
+        let health = Arc::new(Health::new(&[]));
+        let mut observer = Observer::new(Vec::new(), metrics.clone(), health, state);
+        let version = Version { run: 0, step: 1, origin: Epoch(1), sum: ContentSum::default() };
+        let (epoch, bytes) = (Epoch(1), RoundBytes { sent: 0, received: 0, skipped: 0 });
+        let mut end = |outcome, want| {
+            let summary = RoundSummary {
+                round: RoundKey { epoch, round: RoundId(1) },
+                version,
+                committed: outcome == RoundOutcome::Committed,
+                blame: None,
+                replicas: Vec::new(),
+                phases: Vec::new(),
+                sent: 0,
+                received: 0,
+                skipped: 0,
+            };
+            let report = RoundReport {
+                id: 1,
+                epoch: 1,
+                version: VersionReport { run: 0, step: 1 },
+                outcome,
+                reason: None,
+                member: None,
+                phase_milliseconds: PhaseMilliseconds::default(),
+                bytes,
+                replicas: Vec::new(),
+            };
+            drop(observer.round_ended(&summary, report));
+            assert_eq!(metrics.rounds_aborted_in_a_row.get(), want);
+        };
+        let (committed, aborted) = (RoundOutcome::Committed, RoundOutcome::Aborted);
+        for (outcome, want) in [(aborted, 1), (aborted, 2), (committed, 0), (aborted, 1)] {
+            end(outcome, want);
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::identity::{Authority, IdentityError, Trust};
 use crate::limits;
+use crate::operator::telemetry::Certificates;
 use rustls::crypto::ring::{default_provider, sign::any_ecdsa_type};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -15,12 +16,19 @@ use tokio_rustls::TlsAcceptor;
 pub(super) struct Serving {
     hosts: Vec<String>,
     present: RwLock<Arc<CertifiedKey>>,
+    /// Where its end is told.
+    certificates: Certificates,
 }
 
 impl Serving {
-    pub(super) fn new(authority: &Authority, hosts: Vec<String>) -> Result<Self, IdentityError> {
-        let present = RwLock::new(issue(authority, &hosts)?);
-        Ok(Self { hosts, present })
+    pub(super) fn new(
+        authority: &Authority,
+        hosts: Vec<String>,
+        certificates: Certificates,
+    ) -> Result<Self, IdentityError> {
+        let first = issue(authority, &hosts)?;
+        tell(&certificates, &first);
+        Ok(Self { hosts, present: RwLock::new(first), certificates })
     }
 
     /// For connections of the API server. It shows no certificate: what it sends is no secret and changes nothing.
@@ -50,6 +58,7 @@ impl Serving {
 
     fn replace(&self, authority: &Authority) -> Result<(), IdentityError> {
         let next = issue(authority, &self.hosts)?;
+        tell(&self.certificates, &next);
         *self.present.write().unwrap_or_else(PoisonError::into_inner) = next;
         Ok(())
     }
@@ -61,6 +70,10 @@ impl ResolvesServerCert for Serving {
     }
 }
 
+fn tell(certificates: &Certificates, present: &CertifiedKey) {
+    present.cert.first().into_iter().for_each(|leaf| certificates.holds("webhook", leaf));
+}
+
 fn issue(authority: &Authority, hosts: &[String]) -> Result<Arc<CertifiedKey>, IdentityError> {
     let identity = authority.serving(hosts, limits::WEBHOOK_CERTIFICATE_LIFETIME)?;
     let key = any_ecdsa_type(&identity.key).expect("the authority draws keys of a curve");
@@ -70,6 +83,7 @@ fn issue(authority: &Authority, hosts: &[String]) -> Result<Arc<CertifiedKey>, I
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operator::telemetry::Metrics;
     use rustls::pki_types::{CertificateDer, ServerName};
     use rustls::{ClientConfig, RootCertStore};
     use tokio::net::{TcpListener, TcpStream};
@@ -101,7 +115,8 @@ mod tests {
     async fn the_certificate_is_for_its_hosts_and_is_replaced_without_a_new_listener() {
         let authority = Authority::generate().unwrap();
         let hosts = vec!["weightrefit-operator.weightrefit-system.svc".to_owned(), "127.0.0.1".to_owned()];
-        let serving = Arc::new(Serving::new(&authority, hosts.clone()).unwrap());
+        let serving =
+            Arc::new(Serving::new(&authority, hosts.clone(), Metrics::new().unwrap().certificates).unwrap());
         let first = shown(&serving, &authority, &hosts[0]).await.expect("trusted");
         assert_eq!(shown(&serving, &authority, &hosts[1]).await.as_ref(), Some(&first));
         assert_eq!(shown(&serving, &authority, "elsewhere.svc").await, None);

@@ -2,6 +2,7 @@
 
 use crate::injection::{Settings, inject};
 use crate::limits;
+use crate::operator::telemetry::Metrics;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
@@ -15,11 +16,11 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// The webhook's paths.
-pub(super) fn router(settings: Settings) -> Router {
+pub(super) fn router(settings: Settings, metrics: &Metrics) -> Router {
     Router::new()
         .route("/mutate", post(mutate))
         .layer(DefaultBodyLimit::max(limits::REVIEW_BYTES_MAX))
-        .with_state(Arc::new(settings))
+        .with_state((Arc::new(settings), metrics.clone()))
 }
 
 #[derive(Deserialize)]
@@ -47,36 +48,46 @@ struct Kind {
     kind: String,
 }
 
-async fn mutate(State(settings): State<Arc<Settings>>, body: Bytes) -> Response {
+async fn mutate(State((settings, metrics)): State<(Arc<Settings>, Metrics)>, body: Bytes) -> Response {
+    let _timer = metrics.webhook_seconds.start_timer();
+    let count = |outcome, reason| metrics.webhook_requests.with_label_values(&[outcome, reason]).inc();
     let review = match serde_json::from_slice::<Review>(&body) {
         Ok(review) if review.api_version == "admission.k8s.io/v1" => review,
         Ok(review) => {
+            count("malformed", "");
             let text = format!("AdmissionReview is of {}, not of admission.k8s.io/v1\n", review.api_version);
             return (StatusCode::BAD_REQUEST, text).into_response();
         }
         Err(error) => {
+            count("malformed", "");
             return (StatusCode::BAD_REQUEST, format!("no AdmissionReview: {error}\n")).into_response();
         }
     };
-    let response = answer(&review.request, &settings);
+    let response = answer(&review.request, &settings, count);
     let answer = json!({"apiVersion": review.api_version, "kind": "AdmissionReview", "response": response});
     ([(header::CONTENT_TYPE, "application/json")], answer.to_string()).into_response()
 }
 
-fn answer(request: &Request, settings: &Settings) -> Value {
+/// `count` is told what becomes of the pod, and why.
+fn answer(request: &Request, settings: &Settings, count: impl Fn(&'static str, &'static str)) -> Value {
     let Kind { group, version, kind } = &request.kind;
     let is_new_pod = (group.as_str(), version.as_str(), kind.as_str()) == ("", "v1", "Pod")
         && request.operation == "CREATE";
     // The configuration asks for new pods only; nothing else is ours to judge.
     let injected = if is_new_pod { inject(&request.object, settings) } else { Ok(Vec::new()) };
     match injected {
-        Ok(additions) if additions.is_empty() => json!({"uid": request.uid, "allowed": true}),
+        Ok(additions) if additions.is_empty() => {
+            count("untouched", "");
+            json!({"uid": request.uid, "allowed": true})
+        }
         Ok(additions) => {
+            count("injected", "");
             let patch = serde_json::to_vec(&additions).expect("additions are JSON");
             let patch = BASE64_STANDARD.encode(patch);
             json!({"uid": request.uid, "allowed": true, "patchType": "JSONPatch", "patch": patch})
         }
         Err(error) => {
+            count("refused", error.reason());
             let meta = &request.object["metadata"];
             let name = meta["name"].as_str().or(meta["generateName"].as_str()).unwrap_or_default();
             let (pod, hint) = (format!("{}/{name}", request.namespace), error.hint());
@@ -99,8 +110,12 @@ mod tests {
     const SETTINGS: &str = "image: agent:1\ncoordinator: operator:7443\nprofiles: {default: {}}\n";
 
     async fn post(body: Vec<u8>) -> (u16, Value) {
+        counted(&Metrics::new().expect("names are distinct"), body).await
+    }
+
+    async fn counted(metrics: &Metrics, body: Vec<u8>) -> (u16, Value) {
         let source = SourceText { file: "settings".into(), text: SETTINGS.into() };
-        let router = router(Settings::parse(&source).expect("settings"));
+        let router = router(Settings::parse(&source).expect("settings"), metrics);
         let request = HttpRequest::post("/mutate").body(Body::from(body)).expect("a request");
         let response = router.oneshot(request).await.expect("an answer");
         let status = response.status().as_u16();
@@ -146,6 +161,31 @@ mod tests {
             message.contains("weightrefit.dev/side") && message.contains("Correct the label"),
             "{message}"
         );
+    }
+
+    #[tokio::test]
+    async fn what_becomes_of_pods_is_counted() {
+        let metrics = Metrics::new().expect("names are distinct");
+        let claim = json!({"weightrefit.dev/refit": "tiny", "weightrefit.dev/side": "training"});
+        let half = json!({"weightrefit.dev/refit": "tiny"});
+        let empty = json!({"metadata": {"labels": claim}, "spec": {"containers": []}});
+        for object in [pod(claim.clone()), pod(json!({})), pod(half), empty, pod(claim)] {
+            counted(&metrics, review("CREATE", "Pod", object).to_string().into()).await;
+        }
+        counted(&metrics, b"[]".to_vec()).await;
+        let text = metrics.text().expect("it encodes");
+        for (labels, want) in [
+            (r#"outcome="injected",reason="""#, 2),
+            (r#"outcome="untouched",reason="""#, 1),
+            (r#"outcome="refused",reason="Labels""#, 1),
+            (r#"outcome="refused",reason="NoContainer""#, 1),
+            (r#"outcome="refused",reason="Port""#, 0),
+            (r#"outcome="malformed",reason="""#, 1),
+        ] {
+            let line = format!("weightrefit_operator_webhook_requests_total{{{labels}}} {want}\n");
+            assert!(text.contains(&line), "{line} in {text}");
+        }
+        assert!(text.contains("weightrefit_operator_webhook_seconds_count 6\n"), "{text}");
     }
 
     #[tokio::test]
