@@ -4,21 +4,32 @@ CustomResourceDefinition. Unknown keys are refused, as the API server refuses th
 import copy
 import json
 import pathlib
+import re
 import sys
 
 
 def name(group, version, kind):
-    """As kubeconform's template `{{ .ResourceKind }}-{{ .Group }}-{{ .ResourceAPIVersion }}` asks for it."""
-    return f"{kind.lower()}-{group}-{version}.json"
+    """As kubeconform's template `{{ .ResourceKind }}-{{ .Group }}-{{ .ResourceAPIVersion }}` asks for it. To it the core
+    group is called `v1`."""
+    return f"{kind.lower()}-{group or version}-{version}.json"
+
+
+# Keys of a schema that hold schemas: by name, in a list, or one.
+BY_NAME, LISTS, SINGLE = {"properties"}, {"allOf", "anyOf", "oneOf"}, {"items", "additionalProperties", "not"}
 
 
 def strict(schema):
     """The schema with unknown keys refused, and with what OpenAPI says in words of its own said in JSON schema's."""
-    if isinstance(schema, list):
-        return [strict(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    schema = {key: strict(value) for key, value in schema.items()}
+    schema = dict(schema)
+    for key, inner in schema.items():
+        if key in BY_NAME:
+            schema[key] = {name: strict(one) for name, one in inner.items()}
+        elif key in LISTS:
+            schema[key] = [strict(one) for one in inner]
+        elif key in SINGLE:
+            schema[key] = strict(inner)
     if schema.pop("x-kubernetes-int-or-string", False) or schema.get("format") == "int-or-string":
         for key in ("format", "type", "anyOf"):
             schema.pop(key, None)
@@ -44,24 +55,28 @@ def of_definition(definition):
 
 
 def of_openapi(document):
-    """(file name, schema) of each kind, all with the definitions that they refer to beside them."""
-    for schema in document["definitions"].values():
+    """(file name, schema) of each kind, with all definitions that it refers to inside."""
+    definitions = {name: strict(schema) for name, schema in document["definitions"].items()}
+    for schema in definitions.values():
         for kind in schema.get("x-kubernetes-group-version-kind", []):
-            yield name(kind["group"], kind["version"], kind["kind"]), strict(schema)
+            inside, waiting = {}, [schema]
+            while waiting:
+                for wanted in referred(waiting.pop()) - inside.keys():
+                    inside[wanted] = definitions[wanted]
+                    waiting.append(definitions[wanted])
+            yield name(kind["group"], kind["version"], kind["kind"]), schema | {"definitions": inside}
+
+
+def referred(schema):
+    """Names of the definitions that the schema itself refers to."""
+    return set(re.findall(r'"#/definitions/([^"]+)"', json.dumps(schema)))
 
 
 def main(source, folder):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True)
-    text = pathlib.Path(source).read_text().replace('"#/definitions/', '"_definitions.json#/definitions/')
-    document = json.loads(text)
-    (folder / "_definitions.json").write_text(json.dumps({"definitions": strict_each(document["definitions"])}))
-    for file, schema in of_openapi(document):
+    for file, schema in of_openapi(json.loads(pathlib.Path(source).read_text())):
         (folder / file).write_text(json.dumps(schema))
-
-
-def strict_each(definitions):
-    return {name: strict(schema) for name, schema in definitions.items()}
 
 
 if __name__ == "__main__":

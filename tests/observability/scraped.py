@@ -97,6 +97,8 @@ class Scraped:
             with urllib.request.urlopen(url, timeout=30) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
+            if error.code == 503:  # it is starting
+                raise
             raise AssertionError(f"{arguments}: {error.read().decode()}") from error
 
     def query(self, expression):
