@@ -139,11 +139,12 @@ fn pods_that_cannot_be_ranks_are_listed_and_those_that_have_ended_leave() {
         patch(&world, &format!("trainer-{ordinal}"), json!({"phase": "Succeeded"}));
     }
     let status = world.wait_for_status("the trainer is done", |status| {
-        status["membership"]["epoch"] == 3 && is_true(status, "CommunicatorsReady")
+        status["membership"]["epoch"] == 3
+            && is_true(status, "CommunicatorsReady")
+            && condition(status, "MembersResolved").1 == "TrainerCompleted"
     });
     assert_eq!(status["membership"]["cause"], "TrainingChanged", "{status:#}");
     assert_eq!(status["membership"]["leader"], "odd/engine-0", "{status:#}");
-    assert_eq!(condition(&status, "MembersResolved").1, "TrainerCompleted", "{status:#}");
     assert!(is_true(&status, "Ready"), "{status:#}");
     for ordinal in 0..3 {
         world.delete_pod(&format!("trainer-{ordinal}"));
