@@ -42,7 +42,7 @@ pub struct Planned {
     pub(crate) peers: Arc<Peers>,
     /// By slot.
     pub(crate) slots: Vec<SlotPlan>,
-    table: TensorTable,
+    pub(crate) table: TensorTable,
     /// Shared by all digests; `None` with verification disabled.
     pub(crate) keys: Option<Arc<ColumnKeys>>,
 }

@@ -307,7 +307,7 @@ impl RoundDriver {
         let Some((instance, who)) = self.clients.who(slot) else { return };
         let (input, result) = match *who {
             Who::Engine(record) => {
-                let fits = crate::session::compare(&registration.tensors, &expected.regions.locals);
+                let fits = crate::session::compare_recorded(&registration.tensors, &expected.regions, &plan.table);
                 let layout = expected.layout;
                 (Input::EngineConnected { slot, record, layout }, fits.map_err(|e| (e.code(), e.to_string())))
             }

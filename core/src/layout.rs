@@ -23,6 +23,7 @@ mod grid;
 mod pattern;
 pub mod preset;
 mod read;
+pub mod recording;
 mod resolve;
 mod spans;
 mod stages;

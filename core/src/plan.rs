@@ -12,7 +12,7 @@
 
 mod assign;
 mod balance;
-mod check;
+pub(crate) mod check;
 mod cover;
 mod demand;
 mod digest;

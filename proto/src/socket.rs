@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use weightrefit_core::code::Code;
 use weightrefit_core::dtype::DType;
 use weightrefit_core::id::{Incarnation, Rank};
+use weightrefit_core::layout::recording::RecordedPiece;
 use weightrefit_core::round::message::{EngineRecord, RoundKey, Version};
 
 /// Version of the frames below.
@@ -82,6 +83,9 @@ pub struct Tensor {
     /// Where it lies (trainer); absent for an engine, which copies into its live tensors itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<MemoryAt>,
+    /// What of the checkpoint lies where in it, where the client recorded that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pieces: Option<Vec<RecordedPiece>>,
 }
 
 /// A place in a registered memory.

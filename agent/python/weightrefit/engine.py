@@ -289,9 +289,16 @@ def _pages(tensors: list[Tensor]) -> list[tuple[Frame, list[int]]]:
                 "page": number,
                 "pages": len(chunks),
                 "memories": [],
-                "tensors": [{"name": t.name, "dtype": t.dtype, "shape": t.shape} for t in chunk],
+                "tensors": [_described(tensor) for tensor in chunk],
             },
             [],
         )
         for number, chunk in enumerate(chunks)
     ]
+
+
+def _described(tensor: Tensor) -> Frame:
+    frame: Frame = {"name": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape}
+    if tensor.pieces is not None:
+        frame["pieces"] = [piece.json() for piece in tensor.pieces]
+    return frame

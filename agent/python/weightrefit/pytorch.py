@@ -48,7 +48,7 @@ _DTYPES = {
     torch.float8_e4m3fn: "f8e4m3",
     torch.float8_e5m2: "f8e5m2",
 }
-_TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
+TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
 
 # What wrappers put into the names of a module's parameters; checkpoints and layouts do not have it.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -144,12 +144,12 @@ def copy_staging(staging: Mapping[str, memoryview], live: Mapping[str, torch.Ten
         for name, content in staging.items():
             tensor = live[name]
             if content.nbytes:
-                tensor.copy_(_read_only(content, tensor.dtype).view(tensor.shape))
+                tensor.copy_(read_only(content, tensor.dtype).view(tensor.shape))
 
 
 def describe(live: Mapping[str, torch.Tensor]) -> list[Tensor]:
     """An engine rank's live tensors, for `Engine`."""
-    return [Tensor(name, _dtype(name, tensor), tuple(tensor.shape)) for name, tensor in live.items()]
+    return [Tensor(name, dtype_name(name, tensor), tuple(tensor.shape)) for name, tensor in live.items()]
 
 
 def reshard(module: nn.Module) -> None:
@@ -218,7 +218,7 @@ def _local(held: _Held) -> torch.Tensor:
 
 def _describe(held: _Held, local: torch.Tensor) -> Shard:
     tensor = held.tensor
-    described = Tensor(held.name, _dtype(held.name, local), tuple(local.shape))
+    described = Tensor(held.name, dtype_name(held.name, local), tuple(local.shape))
     if not _is_dtensor(tensor):
         return Shard(described, described.shape, (0,) * local.dim())
     start, shape = box(tensor)
@@ -259,7 +259,8 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
 
 
-def _dtype(name: str, tensor: torch.Tensor) -> str:
+def dtype_name(name: str, tensor: torch.Tensor) -> str:
+    """The dtype of a tensor as layouts and the agent socket name it."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise Misuse("DtypeMismatch", f"`{name}` is stored as {tensor.dtype}, which cannot be sent")
@@ -311,7 +312,7 @@ def _view(placed: Placed) -> torch.Tensor | None:
     tensor = placed.tensor
     if tensor.nbytes == 0:
         return None
-    count, dtype = math.prod(tensor.shape), _TORCH_DTYPES[tensor.dtype]
+    count, dtype = math.prod(tensor.shape), TORCH_DTYPES[tensor.dtype]
     flat = torch.frombuffer(placed.memory.buffer, dtype=dtype, count=count, offset=placed.offset)
     return flat.view(tensor.shape)
 
@@ -320,7 +321,8 @@ def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.device == b.device and a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
-def _read_only(content: memoryview, dtype: torch.dtype) -> torch.Tensor:
+def read_only(content: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    """Staged bytes as a flat tensor, without copying them."""
     with warnings.catch_warnings():
         # Nothing writes to it.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .errors import Misuse
+
+if TYPE_CHECKING:
+    from .recording import Piece
 
 # Bytes of one element, by the names that layouts and the agent socket use.
 DTYPES = {
@@ -32,11 +36,13 @@ class Tensor:
         name: the side's own name, as the layout has it.
         dtype: storage type, a key of `DTYPES` (`"bf16"`).
         shape: local extents in elements; a 0 among them is an empty shard.
+        pieces: what of the checkpoint lies where in it, where that was recorded; `None` where the layout says it.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    pieces: tuple[Piece, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

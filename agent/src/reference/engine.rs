@@ -133,6 +133,7 @@ impl Engine<'_> {
                 dtype: local.tensor.dtype,
                 shape: local.tensor.shape.clone(),
                 at: None,
+                pieces: None,
             })
             .collect();
         setup::pages(tensors, Vec::new()).iter().try_for_each(|page| connection.send(page, &[]))?;

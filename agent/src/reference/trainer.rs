@@ -156,6 +156,7 @@ impl<'a> Trainer<'a> {
                 dtype: local.tensor.dtype,
                 shape: local.tensor.shape.clone(),
                 at: Some(MemoryAt { memory: 0, offset: *offset }),
+                pieces: None,
             })
             .collect();
         for (page, frame) in setup::pages(tensors, vec![Memory { bytes: self.bytes }]).iter().enumerate() {

@@ -3,7 +3,9 @@
 use crate::limits;
 use std::os::fd::OwnedFd;
 use weightrefit_core::code::Code;
-use weightrefit_core::region::LocalTensor;
+use weightrefit_core::layout::recording::{self, RecordedPiece, RecordedTensor};
+use weightrefit_core::model::TensorTable;
+use weightrefit_core::region::{LocalTensor, RankRegions};
 use weightrefit_proto::socket::{Memory, Tensor};
 
 /// What a client registered, all pages of it.
@@ -118,16 +120,42 @@ const DIFFERENCES_SHOWN: usize = 5;
 /// # Errors
 /// [`RegistrationError::Differs`] with the first five differences: layout order, then what is too much.
 pub fn compare(registered: &[Tensor], layout: &[LocalTensor]) -> Result<(), RegistrationError> {
+    compare_with(registered, layout, &[])
+}
+
+/// As [`compare`], and the pieces too, where the client recorded them.
+///
+/// # Errors
+/// As [`compare`].
+pub fn compare_recorded(
+    registered: &[Tensor],
+    regions: &RankRegions,
+    table: &TensorTable,
+) -> Result<(), RegistrationError> {
+    let with_pieces = registered.iter().any(|tensor| tensor.pieces.is_some());
+    let recorded = if with_pieces { recording::record(regions, table) } else { Vec::new() };
+    compare_with(registered, &regions.locals, &recorded)
+}
+
+/// `recorded` is the layout as recorded, by the same indices; empty where no pieces are registered.
+fn compare_with(
+    registered: &[Tensor],
+    layout: &[LocalTensor],
+    recorded: &[RecordedTensor],
+) -> Result<(), RegistrationError> {
     let mut given: Vec<&Tensor> = registered.iter().collect();
     given.sort_by(|a, b| a.name.cmp(&b.name));
     let mut differences = Vec::new();
     for pair in given.windows(2).filter(|pair| pair[0].name == pair[1].name) {
         differences.push(format!("`{}` is registered twice", pair[0].name));
     }
-    for want in layout {
+    for (index, want) in layout.iter().enumerate() {
         match given.binary_search_by(|tensor| tensor.name.cmp(&want.name)) {
             Err(_) => differences.push(format!("`{}` is missing", want.name)),
-            Ok(at) => differences.extend(difference(given[at], want)),
+            Ok(at) => {
+                let pieces = || piece_difference(given[at], &recorded.get(index)?.pieces);
+                differences.extend(difference(given[at], want).or_else(pieces));
+            }
         }
     }
     for tensor in given {
@@ -150,13 +178,30 @@ fn difference(given: &Tensor, want: &LocalTensor) -> Option<String> {
     }
 }
 
+fn piece_difference(given: &Tensor, want: &[RecordedPiece]) -> Option<String> {
+    let mut recorded = given.pieces.clone()?;
+    recording::normalize(&mut recorded);
+    let show = |piece: &RecordedPiece| {
+        let lead = piece.lead.map(|lead| format!(" at index {lead}")).unwrap_or_default();
+        format!("`{}`{lead} as {:?}", piece.tensor, piece.runs)
+    };
+    let differ = |(a, b): (&RecordedPiece, &RecordedPiece)| {
+        (a != b).then(|| format!("holds {}, the layout says {}", show(a), show(b)))
+    };
+    let first = recorded.iter().zip(want).find_map(differ).or_else(|| {
+        let more = recorded.get(want.len()).map(|piece| format!("holds {} and the layout does not", show(piece)));
+        more.or_else(|| Some(format!("does not hold {}, as the layout says", show(want.get(recorded.len())?))))
+    });
+    first.map(|what| format!("`{}` {what}", given.name))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use weightrefit_core::dtype::DType;
 
     fn tensor(name: &str, dtype: DType, shape: &[u64]) -> Tensor {
-        Tensor { name: name.to_owned(), dtype, shape: shape.to_vec(), at: None }
+        Tensor { name: name.to_owned(), dtype, shape: shape.to_vec(), at: None, pieces: None }
     }
 
     fn local(name: &str, dtype: DType, shape: &[u64]) -> LocalTensor {
@@ -169,7 +214,7 @@ mod tests {
             [local("a", DType::F32, &[2, 3]), local("b", DType::Bf16, &[4]), local("c", DType::F32, &[])];
         let fits =
             [tensor("c", DType::F32, &[]), tensor("a", DType::F32, &[2, 3]), tensor("b", DType::Bf16, &[4])];
-        assert_eq!(compare(&fits, &layout), Ok(()));
+        assert_eq!(compare_with(&fits, &layout, &[]), Ok(()));
         let rows: [(&[Tensor], &str); 5] = [
             (&fits[..2], "1 places: `b` is missing"),
             (
@@ -190,12 +235,12 @@ mod tests {
             ),
         ];
         for (given, want) in rows {
-            let error = compare(given, &layout).expect_err(want);
+            let error = compare_with(given, &layout, &[]).expect_err(want);
             assert_eq!(error.code(), Code::RegistrationMismatch);
             assert!(error.to_string().ends_with(want), "{error}");
         }
         let many: Vec<_> = (0..9).map(|n| tensor(&format!("x{n}"), DType::U8, &[])).collect();
-        let Err(RegistrationError::Differs { first, count }) = compare(&many, &[]) else { panic!() };
+        let Err(RegistrationError::Differs { first, count }) = compare_with(&many, &[], &[]) else { panic!() };
         assert_eq!((first.len(), count), (5, 9));
     }
 
@@ -224,5 +269,44 @@ mod tests {
         assert_eq!(error.expect_err("refused"), RegistrationError::Descriptors { memories: 1, fds: 0 });
         let error = Pages::default().add((0, u32::MAX), vec![], vec![], vec![]).expect_err("refused");
         assert!(matches!(error, RegistrationError::TooMany { what: "pages", .. }), "{error}");
+    }
+
+    #[test]
+    fn recorded_pieces_are_those_of_the_layout() {
+        let piece = |tensor: &str, lead, run| RecordedPiece {
+            tensor: tensor.to_owned(),
+            lead,
+            runs: vec![run],
+            permute: None,
+        };
+        let layout = [local("qk", DType::F32, &[8])];
+        let want = [RecordedTensor {
+            name: "qk".to_owned(),
+            dtype: DType::F32,
+            shape: vec![8],
+            pieces: vec![piece("k", None, vec![(4, 4, 4)]), piece("q", None, vec![(0, 0, 4)])],
+        }];
+        let with = |pieces: &[RecordedPiece]| {
+            let registered = Tensor { pieces: Some(pieces.to_vec()), ..tensor("qk", DType::F32, &[8]) };
+            compare_with(&[registered], &layout, &want).map_err(|error| error.to_string())
+        };
+        let in_halves = piece("q", None, vec![(0, 0, 2), (2, 2, 2)]);
+        assert_eq!(with(&[in_halves, want[0].pieces[0].clone()]), Ok(()), "order and cuts of runs do not count");
+        let rows = [
+            (vec![piece("q", None, vec![(0, 0, 4)])], "`qk` holds `q` as [[(0, 0, 4)]], the layout says `k` as [[(4, 4, 4)]]"),
+            (vec![piece("k", None, vec![(4, 4, 4)])], "`qk` does not hold `q` as [[(0, 0, 4)]], as the layout says"),
+            (
+                vec![want[0].pieces[0].clone(), piece("q", None, vec![(0, 4, 4)])],
+                "`qk` holds `q` as [[(0, 4, 4)]], the layout says `q` as [[(0, 0, 4)]]",
+            ),
+            (
+                vec![want[0].pieces[0].clone(), want[0].pieces[1].clone(), piece("v", Some(1), vec![(0, 0, 4)])],
+                "`qk` holds `v` at index 1 as [[(0, 0, 4)]] and the layout does not",
+            ),
+        ];
+        for (given, message) in rows {
+            let error = with(&given).expect_err(message);
+            assert!(error.ends_with(message), "{error}");
+        }
     }
 }

@@ -167,7 +167,7 @@ fn registrations_that_do_not_fit_are_refused_with_what_differs() {
     };
     let at = |memory, offset| Some(MemoryAt { memory, offset });
     let tensor =
-        |name: &str, dtype, shape: &[u64], at| Tensor { name: name.into(), dtype, shape: shape.to_vec(), at };
+        |name: &str, dtype, shape: &[u64], at| Tensor { name: name.into(), dtype, shape: shape.to_vec(), at, pieces: None };
     let fits = tensor("w", DType::F32, &[8, 4], at(0, 0));
     let rows = [
         ("fd shorter than it claims", memfd("m", &bytes[..64], SEALS), 128, fits.clone()),
@@ -216,6 +216,7 @@ fn a_rank_has_one_client() {
         dtype: DType::F32,
         shape: vec![8, 4],
         at: Some(MemoryAt { memory: 0, offset: 0 }),
+        pieces: None,
     };
     let memories = vec![Memory { bytes: 128 }];
     third.send(

@@ -4,6 +4,7 @@ use super::document::Document;
 use super::error::LayoutError;
 use super::evaluate::{self, RankLayout};
 use super::pattern::Part;
+use super::recording;
 use super::resolve::{Holds, Side, SideRule};
 use super::stages::LayerHome;
 use crate::id::{Rank, TensorId};
@@ -17,7 +18,11 @@ pub struct Layout {
     pub(super) side: Side,
     pub(super) table: TensorTable,
     /// Tensors that the side holds, in table order; aliases and ignored ones are absent.
+    pub(super) held: Vec<TensorId>,
+    /// Their rules; empty where the layout was recorded.
     pub(super) bound: Vec<Bound>,
+    /// What each rank recorded; `None` where rules say it.
+    pub(super) recorded: Option<Vec<RankLayout>>,
     /// Per tensor of the table the one that carries its bytes.
     carrier: Vec<TensorId>,
 }
@@ -57,12 +62,22 @@ impl Layout {
             carrier.push(carried_by);
             if carried_by != id {
                 same_as_carrier(tensor, &table[carried_by])?;
-            } else if let Some(found) = find(&side, tensor, name)? {
+            } else if document.ranks.is_empty()
+                && let Some(found) = find(&side, tensor, name)? {
                 bound.push(Bound { tensor: id, ..found });
             }
         }
         all_experts(&side, &bound)?;
-        Ok(Self { side, table: table.clone(), bound, carrier })
+        let mut held: Vec<_> = bound.iter().map(|bound| bound.tensor).collect();
+        let mut recorded = None;
+        if !document.ranks.is_empty() {
+            let ranks = recording::bind(&document.ranks, table, &carrier)?;
+            held = ranks.iter().flat_map(|rank| rank.regions.pieces.iter().map(|piece| piece.tensor)).collect();
+            held.sort_unstable();
+            held.dedup();
+            recorded = Some(ranks);
+        }
+        Ok(Self { side, table: table.clone(), held, bound, recorded, carrier })
     }
 
     /// Number of ranks.
@@ -99,7 +114,7 @@ impl Layout {
     #[must_use]
     pub fn holds(&self, tensor: TensorId) -> bool {
         let Some(carrier) = self.carrier.get(tensor.0 as usize) else { return false };
-        self.bound.binary_search_by_key(carrier, |bound| bound.tensor).is_ok()
+        self.held.binary_search(carrier).is_ok()
     }
 
     /// What one rank holds.

@@ -3,6 +3,8 @@
 
 use super::bind::Layout;
 use super::document::At;
+use super::evaluate::RankLayout;
+use super::recording;
 use super::resolve::{Holds, Side, SideRoundUp, SideRule};
 use crate::id::Sha256;
 use serde_json::{Map, Value, json};
@@ -13,7 +15,14 @@ impl Layout {
     /// The canonical document as JSON without spaces.
     #[must_use]
     pub fn canonical(&self) -> String {
-        let mut value = document(&self.side);
+        let mut value = match &self.recorded {
+            None => document(&self.side),
+            Some(ranks) => {
+                let recorded = |rank: &RankLayout| recording::record(&rank.regions, &self.table);
+                let ranks: Vec<_> = ranks.iter().map(recorded).collect();
+                json!({"layout": "v1", "alias": self.side.alias, "ranks": ranks})
+            }
+        };
         value.sort_all_objects();
         value.to_string()
     }

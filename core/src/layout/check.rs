@@ -44,12 +44,12 @@ impl Layout {
         }
         // Tensors of one shape whose parts are equal need to be looked at once.
         let mut known = BTreeSet::<(&[u64], Vec<u32>)>::new();
-        for bound in &self.bound {
-            let holders = &holders[bound.tensor.0 as usize];
-            let shape = self.table[bound.tensor].shape.as_slice();
+        for tensor in &self.held {
+            let holders = &holders[tensor.0 as usize];
+            let shape = self.table[*tensor].shape.as_slice();
             let key = (shape, holders.iter().map(|(region, _)| *region).collect());
             if known.insert(key) {
-                self.tiles(bound.tensor, holders, &regions)?;
+                self.tiles(*tensor, holders, &regions)?;
             }
         }
         Ok(())

@@ -2,8 +2,10 @@
 
 use super::error::LayoutError;
 use super::read::{Fields, Node};
+use super::recording::RecordedTensor;
 use crate::dtype::{DType, UnknownDType};
 use crate::limits::{DOCUMENT_BYTES_MAX, RULES_MAX};
+use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -35,6 +37,8 @@ pub struct Document {
     pub dtype: Option<DType>,
     /// In order; the first match wins.
     pub rules: Vec<Entry>,
+    /// What each rank has recorded, in place of rules; empty where rules say it.
+    pub ranks: Vec<Vec<RecordedTensor>>,
 }
 
 /// Layers of the pipeline stages.
@@ -223,14 +227,14 @@ impl Document {
     /// # Errors
     /// The first thing that is not in the vocabulary, by its place.
     pub fn from_value(value: &Value) -> Result<Self, LayoutError> {
+        if value.get("ranks").is_some() {
+            return recorded(value);
+        }
         let root = Node::root(value).fields(&[
             "layout", "vars", "sizes", "world", "grids", "axes", "stages", "alias", "suffix", "ignore",
             "dtype", "rules",
         ])?;
-        let version = root.required("layout")?.text()?;
-        if version != "v1" {
-            return Err(LayoutError::Version { found: version.chars().take(80).collect() });
-        }
+        version(&root)?;
         let mut rules = Vec::new();
         let mut count = 0_usize;
         for node in root.required("rules")?.list()? {
@@ -256,8 +260,48 @@ impl Document {
             ignore: root.parse("ignore", |node| texts(&node))?.unwrap_or_default(),
             dtype: root.parse("dtype", dtype)?,
             rules,
+            ranks: Vec::new(),
         })
     }
+
+    /// The document of ranks that recorded what they hold.
+    #[must_use]
+    pub fn recorded(ranks: Vec<Vec<RecordedTensor>>, alias: BTreeMap<String, String>) -> Self {
+        let none = "none".to_owned();
+        Self {
+            vars: BTreeMap::new(),
+            sizes: BTreeMap::new(),
+            world: ranks.len() as u64,
+            grids: vec![("recorded".to_owned(), vec!["rank".to_owned()])],
+            axes: vec![(none.clone(), Vec::new())],
+            stages: Stages { axis: none, layers: vec![vec![(0, 0)]] },
+            alias,
+            suffix: None,
+            ignore: Vec::new(),
+            dtype: None,
+            rules: Vec::new(),
+            ranks,
+        }
+    }
+}
+
+fn version(root: &Fields<'_>) -> Result<(), LayoutError> {
+    let version = root.required("layout")?.text()?;
+    match version.as_str() {
+        "v1" => Ok(()),
+        _ => Err(LayoutError::Version { found: version.chars().take(80).collect() }),
+    }
+}
+
+fn recorded(value: &Value) -> Result<Document, LayoutError> {
+    let root = Node::root(value).fields(&["layout", "alias", "ranks"])?;
+    version(&root)?;
+    let alias = root.parse("alias", alias)?.unwrap_or_default();
+    // Bounds the number of ranks before anything of them is read.
+    root.required("ranks")?.list()?;
+    let ranks = Vec::deserialize(&value["ranks"]);
+    let ranks = ranks.map_err(|error| LayoutError::Recording { reason: error.to_string() })?;
+    Ok(Document::recorded(ranks, alias))
 }
 
 fn integers(node: Node<'_>) -> Result<BTreeMap<String, u64>, LayoutError> {

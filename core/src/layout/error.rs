@@ -182,6 +182,12 @@ pub enum LayoutError {
     #[error("local tensor `{local}` has different `post` in {first} and {second}")]
     LocalPosts { local: String, first: RuleId, second: RuleId },
 
+    // Recorded ranks.
+    #[error("`ranks` cannot be read: {reason}")]
+    Recording { reason: String },
+    #[error("local tensor `{local}` of rank {rank} {problem}")]
+    Recorded { local: String, rank: Rank, problem: String },
+
     // All ranks.
     #[error("no rank holds {missing} of the {elements} elements of tensor `{tensor}`")]
     TensorGap { tensor: String, missing: u64, elements: u64 },

@@ -69,6 +69,9 @@ pub(super) fn rank(layout: &Layout, rank: Rank) -> Result<RankLayout, LayoutErro
     if rank.0 >= layout.world() {
         return Err(LayoutError::RankOutside { rank, world: layout.world() });
     }
+    if let Some(recorded) = &layout.recorded {
+        return Ok(recorded[rank.0 as usize].clone());
+    }
     let at: Vec<_> = layout.side.rules.iter().map(|rule| RuleAt::new(rule, rank)).collect();
     let mut held = Vec::new();
     for bound in &layout.bound {

@@ -6,7 +6,7 @@ use crate::limits::PIECE_BOXES_MAX;
 use crate::region::{LocalTensor, Piece, Run};
 
 /// Bytes of a row-major tensor; `TooLarge` past 2^63, so that sums of a few stay in u64.
-pub(super) fn tensor_bytes(name: &str, shape: &[u64], element: u64) -> Result<u64, PlanError> {
+pub(crate) fn tensor_bytes(name: &str, shape: &[u64], element: u64) -> Result<u64, PlanError> {
     // The non-zero extents alone must fit too: strides are computed from them.
     let checked = |keep_zeros: bool| {
         shape.iter().filter(|&&n| keep_zeros || n > 0).try_fold(element, |all, &n| all.checked_mul(n))
@@ -17,7 +17,6 @@ pub(super) fn tensor_bytes(name: &str, shape: &[u64], element: u64) -> Result<u6
     }
 }
 
-/// Says what is wrong with `piece` of a tensor of shape `hf`, if anything.
 pub(super) fn piece(
     holder: &Holder,
     tensor: &str,
@@ -30,7 +29,8 @@ pub(super) fn piece(
     })
 }
 
-fn problem(hf: &[u64], locals: &[LocalTensor], piece: &Piece) -> Option<String> {
+/// Says what is wrong with `piece` of a tensor of shape `hf`, if anything.
+pub(crate) fn problem(hf: &[u64], locals: &[LocalTensor], piece: &Piece) -> Option<String> {
     let Some(local) = locals.get(piece.local.0 as usize) else {
         return Some(format!("local tensor {} of {}", piece.local, locals.len()));
     };
@@ -84,7 +84,7 @@ fn runs_problem(runs: &[Run], hf: u64, local: u64) -> Option<String> {
 }
 
 /// The runs with neighbours joined that are adjacent in both the local and the HF tensor.
-pub(super) fn joined(runs: &[Run]) -> Vec<Run> {
+pub(crate) fn joined(runs: &[Run]) -> Vec<Run> {
     let mut out: Vec<Run> = Vec::with_capacity(runs.len());
     for run in runs {
         match out.last_mut() {

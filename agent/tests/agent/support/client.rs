@@ -95,6 +95,7 @@ impl Trainer {
             dtype: DType::F32,
             shape: shape.to_vec(),
             at: Some(MemoryAt { memory: 0, offset: 0 }),
+            pieces: None,
         };
         let memories = vec![Memory { bytes: bytes as u64 }];
         let page = ClientFrame::Register { page: 0, pages: 1, memories, tensors: vec![tensor] };
@@ -136,7 +137,7 @@ impl Engine {
         let (pool, replica) = ("default".to_owned(), replica.to_owned());
         let mut client =
             Client::hello(socket, instance, Role::Engine { pool, replica, rank: Rank(rank), record });
-        let tensor = Tensor { name: "w".to_owned(), dtype: DType::F32, shape: shape.to_vec(), at: None };
+        let tensor = Tensor { name: "w".to_owned(), dtype: DType::F32, shape: shape.to_vec(), at: None, pieces: None };
         client
             .send(&ClientFrame::Register { page: 0, pages: 1, memories: vec![], tensors: vec![tensor] }, &[]);
         let elements = shape.iter().product::<u64>() as usize;

@@ -1,0 +1,103 @@
+"""A tiny Qwen3 with real code on both sides: its config, a checkpoint of it, and the resource that refits it."""
+
+import json
+import pathlib
+
+import yaml
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 256,
+    "vocab_size": 500,  # padded to 512 by vLLM, and 167 + 167 + 166 rows on three ranks
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "bfloat16",
+}
+
+
+def model(seed):
+    """The model in float32, with weights that make it say something: the same on every rank."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = {name: value for name, value in CONFIG.items() if name != "torch_dtype"}
+    torch.manual_seed(seed)
+    made = Qwen3ForCausalLM(Qwen3Config(**config)).float()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, parameter.shape[-1] ** -0.5)
+        made.model.embed_tokens.weight.normal_()
+    return made
+
+
+def save(directory, tensors, **changes):
+    """A checkpoint: the whole model's tensors, as they are."""
+    from safetensors.torch import save_file
+
+    directory = pathlib.Path(directory)
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(CONFIG | changes))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def resource(file, world, tensor_parallel, layout, replicas=1):
+    """Writes a resource: FSDP2 in float32 over `world` ranks, one pool of engines."""
+    fsdp2 = {
+        "layout": "v1",
+        "dtype": "f32",
+        "sizes": {"dp_shard": world},
+        "world": world,
+        "grids": {"all": ["dp_shard"]},
+        "axes": {"none": []},
+        "stages": {"axis": "none", "layers": [[0, 9]]},
+        "rules": [{"hf": "(?P<n>.*)", "to": "{n}", "cut": [{"dim": 0, "by": "dp_shard", "kind": "chunk"}]}],
+    }
+    pool = {
+        "name": "default",
+        "ranksPerReplica": tensor_parallel,
+        "minReplicas": replicas,
+        "ranks": {"type": "StatefulSet", "ranksPerPod": tensor_parallel},
+        "layout": layout,
+    }
+    key = {"configMapKeyRef": {"name": "qwen-config", "key": "config.json"}}
+    seconds = {name: 60 for name in ("publish", "prepare", "pause", "transfer", "verify", "commit", "resume")} | {"total": 300}
+    refit = {
+        "apiVersion": "weightrefit.dev/v1alpha1",
+        "kind": "WeightRefit",
+        "metadata": {"name": "qwen", "namespace": "tests"},
+        "spec": {
+            "model": {"type": "HuggingFaceConfig", "huggingFaceConfig": key},
+            "training": {
+                "worldSize": world,
+                "ranks": {"type": "StatefulSet", "ranksPerPod": 1},
+                "layout": {"type": "Inline", "inline": fsdp2},
+            },
+            "inference": {"pools": [pool]},
+            "timeouts": {f"{name}Seconds": value for name, value in seconds.items()},
+        },
+    }
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "qwen-config", "namespace": "tests"},
+        "data": {"config.json": json.dumps(CONFIG)},
+    }
+    pathlib.Path(file).write_text(yaml.safe_dump_all([refit, config]))
+    return file
+
+
+def preset(tensor_parallel):
+    return {"type": "Preset", "preset": {"name": "vllm/qwen-dense", "revision": 1, "sizes": {"tp": tensor_parallel}}}

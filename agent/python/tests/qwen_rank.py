@@ -1,0 +1,84 @@
+"""One training rank of a tiny Qwen3 in FSDP2 over gloo, in float32; driven by lines on standard input.
+
+    qwen_rank.py RANK WORLD FILE SOCKET
+
+FILE is where the process group meets, and FILE.NAME are checkpoints in bfloat16, gathered for the check only. Commands:
+
+    save NAME       writes the present weights as a checkpoint
+    train           one AdamW step
+    load NAME       takes weights back from a checkpoint
+    publish STEP    publishes the present weights
+"""
+
+import json
+import sys
+
+import fleet  # noqa: F401  finds the package
+import qwen
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+
+import weightrefit
+from weightrefit import pytorch
+
+
+class Rank:
+    def __init__(self, rank, world, file, socket):
+        self.rank, self.file = rank, file
+        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
+        self.model = qwen.model(seed=7)
+        for layer in self.model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.shards = pytorch.Shards(self.model)
+        self.client = weightrefit.Trainer(rank, pytorch.world_token(), socket=socket)
+        # Engines take their time to start, and there is no membership without them.
+        self.client.register(self.shards.placed, timeout=None)
+
+    def save(self, name):
+        pytorch.reshard(self.model)
+        full = {name: p.full_tensor().detach().bfloat16() for name, p in self.model.named_parameters()}
+        if self.rank == 0:
+            qwen.save(f"{self.file}.{name}", full)
+        dist.barrier()
+
+    def train(self):
+        torch.manual_seed(self.rank)
+        tokens = torch.randint(2, 500, (4, 16))
+        self.optimizer.zero_grad()
+        self.model(input_ids=tokens, labels=tokens).loss.backward()
+        self.optimizer.step()
+
+    def load(self, name):
+        pytorch.reshard(self.model)
+        full = load_file(f"{self.file}.{name}/model.safetensors")
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(distribute_tensor(full[name].float(), parameter.device_mesh, parameter.placements))
+
+    def publish(self, step):
+        self.shards.snapshot()
+        self.client.publish(int(step))
+        return self.client.wait_released(fleet.PATIENCE).value
+
+
+def main(rank, world, file, socket):
+    torch.set_num_threads(1)
+    rank, world = int(rank), int(world)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
+    self = Rank(rank, world, file, socket)
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        print(json.dumps(getattr(self, command)(*arguments)), flush=True)
+    self.client.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
