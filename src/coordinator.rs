@@ -10,6 +10,7 @@ mod gate;
 mod heard;
 mod hub;
 mod record;
+mod recordings;
 mod refusals;
 mod server;
 mod service;

@@ -137,6 +137,9 @@ pub const CLAIMS_MAX: usize = 1_024;
 /// One message of an agent: the state of 1,024 ranks at some 300 bytes each, with room.
 pub const AGENT_MESSAGE_BYTES_MAX: usize = 1 << 20;
 
+/// What one rank has recorded, as JSON: 100 bytes a piece, and a rank of 160,000 experts' tensors has as many.
+pub const RECORDING_BYTES_MAX: usize = 16 << 20;
+
 /// Messages of all agents that wait for the hub; beyond it their streams wait.
 pub const HUB_INPUTS_MAX: usize = 1_024;
 

@@ -17,6 +17,7 @@ use tonic::Streaming;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::Incarnation;
 use weightrefit_core::membership::Seat;
+use weightrefit_core::round::io::Slot;
 use weightrefit_proto::v1;
 use weightrefit_proto::v1::agent_message::Kind;
 use weightrefit_proto::v1::coordinator_client::CoordinatorClient;
@@ -111,7 +112,12 @@ pub struct Line {
     pub upward: mpsc::Receiver<Upward>,
     /// From it: always its present state.
     pub state: watch::Receiver<v1::State>,
+    /// From it: what its clients have recorded.
+    pub recordings: watch::Receiver<Recordings>,
 }
+
+/// Pages of what clients have recorded, by slot.
+pub type Recordings = BTreeMap<Slot, Arc<[v1::Recorded]>>;
 
 /// Since when the agent has its present certificate, and when to renew it.
 #[derive(Debug, Clone, Copy)]
@@ -296,7 +302,19 @@ async fn stream_once(
     tracing::debug!(coordinator = enrolment.coordinator, "stream to the coordinator is open");
     connected.set(1);
     outgoing.send(say(Kind::State(state))).await?;
+    tell_recordings(outgoing.clone(), line).await?;
     converse(&mut instructions, &outgoing, joiner, line, renew_at).await
+}
+
+async fn tell_recordings(
+    outgoing: mpsc::Sender<v1::AgentMessage>,
+    line: &mut Line,
+) -> Result<(), StreamError> {
+    let recordings = line.recordings.borrow_and_update().clone();
+    for page in recordings.values().flat_map(|pages| pages.iter()) {
+        outgoing.send(say(Kind::Recorded(page.clone()))).await?;
+    }
+    Ok(())
 }
 
 async fn converse(
@@ -327,6 +345,10 @@ async fn converse(
             state = line.state.changed(), if !changed => {
                 state.map_err(|_| StreamError::Stopping)?;
                 changed = true;
+            }
+            recordings = line.recordings.changed() => {
+                recordings.map_err(|_| StreamError::Stopping)?;
+                tell_recordings(outgoing.clone(), line).await?;
             }
             () = sleep_until(report_at), if changed => {
                 changed = false;

@@ -64,6 +64,10 @@ pub const REDIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// One message: sums of the classes of 60,000 tensors are about 4 MB of JSON; four times that.
 pub const ENVELOPE_BYTES_MAX: usize = 16 << 20;
 
+/// A page of what a client has recorded is full at this: it and one more tensor of thousands of experts' pieces stay
+/// below what a coordinator takes in one message.
+pub const RECORDED_PAGE_BYTES: usize = 256 << 10;
+
 /// Messages queued on a link: a round has some ten between two agents per rank, and an agent hosts at most 16.
 pub const LINK_ENVELOPES_MAX: usize = 512;
 

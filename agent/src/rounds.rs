@@ -15,7 +15,7 @@ mod source;
 mod staging;
 mod waiters;
 
-use crate::coordinator::{Control, Upward, fault};
+use crate::coordinator::{Control, Recordings, Upward, fault};
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::peers::{PeerEvent, Peers, Reach};
@@ -60,6 +60,8 @@ pub struct Parts {
     pub upward: mpsc::Sender<Upward>,
     /// To the coordinator.
     pub state: watch::Sender<v1::State>,
+    /// To the coordinator.
+    pub recordings: watch::Sender<Recordings>,
 }
 
 /// What the driver hears.
@@ -99,6 +101,8 @@ pub struct RoundDriver {
     pending: Option<Arc<Planned>>,
     observer: Observer,
     upward: mpsc::Sender<Upward>,
+    seats: Vec<Seat>,
+    recordings: watch::Sender<Recordings>,
     events: mpsc::UnboundedReceiver<DataEvent>,
     inputs: VecDeque<Input>,
     /// Clients to look at again after this step.
@@ -110,7 +114,8 @@ impl RoundDriver {
     /// Before any membership.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { incarnation, seats, peers, bytes, security, metrics, health, upward, state } = parts;
+        let Parts { incarnation, seats, peers, bytes, security, metrics, health, upward, state, recordings } =
+            parts;
         let (sender, events) = mpsc::unbounded_channel();
         Self {
             node: Node::new(incarnation, seats.clone()),
@@ -121,8 +126,10 @@ impl RoundDriver {
             peers,
             plan: None,
             pending: None,
-            observer: Observer::new(seats, metrics, health, state),
+            observer: Observer::new(seats.clone(), metrics, health, state),
             upward,
+            seats,
+            recordings,
             events,
             inputs: VecDeque::new(),
             late: VecDeque::new(),
@@ -273,6 +280,11 @@ impl RoundDriver {
         for news in news {
             match news {
                 News::Registered { slot, registration } => {
+                    if let Some(seat) = self.seats.get(slot.0 as usize)
+                        && let Some(pages) = crate::session::recorded(&registration, seat)
+                    {
+                        self.recordings.send_modify(|all| drop(all.insert(slot, pages)));
+                    }
                     if let Some(desk) = self.desks.get_mut(slot.0 as usize) {
                         desk.registration = Some(Arc::new(registration));
                     }
@@ -307,7 +319,8 @@ impl RoundDriver {
         let Some((instance, who)) = self.clients.who(slot) else { return };
         let (input, result) = match *who {
             Who::Engine(record) => {
-                let fits = crate::session::compare_recorded(&registration.tensors, &expected.regions, &plan.table);
+                let fits =
+                    crate::session::compare_recorded(&registration.tensors, &expected.regions, &plan.table);
                 let layout = expected.layout;
                 (Input::EngineConnected { slot, record, layout }, fits.map_err(|e| (e.code(), e.to_string())))
             }

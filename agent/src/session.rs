@@ -12,7 +12,7 @@ mod frame;
 mod registration;
 
 pub use client::{ClientEvent, ClientId, Outbox, Stuck};
-pub use registration::{Registration, RegistrationError, compare, compare_recorded};
+pub use registration::{Registration, RegistrationError, compare, compare_recorded, recorded};
 
 use crate::limits;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};

@@ -1,7 +1,7 @@
 //! Everything that an agent is made of, put together once.
 
 use crate::args::{AgentArgs, LogFormat, Side};
-use crate::coordinator::{self, Joiner, Line};
+use crate::coordinator::{self, Joiner, Line, Recordings};
 use crate::identity::{EnrolError, Enrolment, Identity, IdentityError, Token, TrustBundle, draw_incarnation};
 use crate::limits;
 use crate::metrics::{Metrics, MetricsError, MetricsServer};
@@ -204,7 +204,13 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
     let (control_sender, control) = mpsc::channel(limits::EVENTS_MAX);
     let (upward, upward_inbox) = mpsc::channel(limits::EVENTS_MAX);
     let (state, state_inbox) = watch::channel(v1::State::default());
-    let line = Line { control: control_sender, upward: upward_inbox, state: state_inbox };
+    let (recordings, recordings_inbox) = watch::channel(Recordings::new());
+    let line = Line {
+        control: control_sender,
+        upward: upward_inbox,
+        state: state_inbox,
+        recordings: recordings_inbox,
+    };
     let line_identity = Arc::clone(&identity);
     let connected = metrics.coordinator_connected.clone();
     let joined = tokio::spawn(async move {
@@ -225,6 +231,7 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
         health,
         upward,
         state,
+        recordings,
     });
     let inbox = Inbox { control, clients, peers: peer_inbox, stop };
     tokio::select! {

@@ -38,7 +38,8 @@ pub struct Tensor {
 pub struct Pool {
     /// Name, unique in the refit.
     pub name: String,
-    /// Canonical layout document (`layout: v1`) of one replica.
+    /// Layout document (`layout: v1`) of one replica; null where the engines record it and have not yet, which agents
+    /// never see.
     pub layout: serde_json::Value,
     /// Replicas that must be settled before a round opens.
     pub min_replicas: u32,

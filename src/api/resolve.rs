@@ -23,6 +23,8 @@ pub struct Options {
     pub tensors: Option<TensorTable>,
     /// Replicas of each pool; default its `minReplicas`.
     pub replicas: Option<u32>,
+    /// Takes pools whose layout their engines record; until they have, it holds nothing.
+    pub open_pools: bool,
 }
 
 /// A refit with everything looked up.
@@ -81,6 +83,8 @@ pub enum Origin {
         /// The key.
         key: String,
     },
+    /// The engines will record it.
+    Registered,
 }
 
 impl fmt::Display for Origin {
@@ -89,6 +93,7 @@ impl fmt::Display for Origin {
             Self::Preset { name, revision } => write!(f, "{name} r{revision}"),
             Self::Inline => f.write_str("inline"),
             Self::ConfigMap { name, key } => write!(f, "ConfigMap {name}, {key}"),
+            Self::Registered => f.write_str("registered"),
         }
     }
 }
@@ -128,13 +133,13 @@ pub fn resolve(
     let sides = Sides { lookup: &lookup, tensors: &tensors, config: &config };
     let path = at.key("training.layout");
     let world = Ranks { count: spec.training.world_size, field: "worldSize" };
-    let layout = sides.layout(&path, &spec.training.layout, world, &mut notes)?;
+    let layout = sides.layout(&path, &spec.training.layout, world, false, &mut notes)?;
     let training = Side::new(layout, ranks::training_pods(&spec.training));
     let mut pools = Vec::new();
     for (index, pool) in spec.inference.pools.iter().enumerate() {
         let path = at.key("inference.pools").index(index).key("layout");
         let ranks = Ranks { count: pool.ranks_per_replica, field: "ranksPerReplica" };
-        let layout = sides.layout(&path, &pool.layout, ranks, &mut notes)?;
+        let layout = sides.layout(&path, &pool.layout, ranks, options.open_pools, &mut notes)?;
         let replicas = options.replicas.unwrap_or(pool.min_replicas.unsigned_abs());
         let side = Side::new(layout, ranks::pool_pods(pool, replicas));
         pools.push(ResolvedPool { name: pool.name.clone(), replicas, side });
@@ -315,6 +320,7 @@ impl Sides<'_> {
         path: &FieldPath,
         source: &LayoutSource,
         ranks: Ranks,
+        is_open: bool,
         notes: &mut Vec<String>,
     ) -> Result<(FieldPath, Origin, Layout), Refusal> {
         let refuse = |path: FieldPath, problem: Problem| self.lookup.refit.refuse(path, problem);
@@ -338,8 +344,13 @@ impl Sides<'_> {
                 let origin = Origin::Preset { name: preset.name.clone(), revision: preset.revision };
                 return Ok((path, origin, layout));
             }
+            (None, None, None) if is_open => {
+                let nothing = vec![Vec::new(); ranks.count.unsigned_abs() as usize];
+                let document = layout::Document::recorded(nothing, BTreeMap::new());
+                (path.key("type"), Origin::Registered, Ok(document))
+            }
             (None, None, None) => {
-                let hint = "This version plans from documents: choose type Preset, Inline or ConfigMap.";
+                let hint = "Only pools have it, where engines run: choose type Preset, Inline or ConfigMap.";
                 let problem = Problem::Unsupported { value: "Registered".into(), hint };
                 return Err(refuse(path.key("type"), problem));
             }

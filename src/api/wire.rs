@@ -1,7 +1,7 @@
 //! A resolved refit as agents get it: documents in canonical form and policies in the protocol's units.
 
 use crate::api::policy::{Encryption, OnReplicaFailure, Verification};
-use crate::api::resolve::{ResolvedRefit, Side};
+use crate::api::resolve::{Origin, ResolvedRefit, Side};
 use crate::api::timeouts::Timeouts;
 use weightrefit_core::round::message;
 use weightrefit_proto::refit::{self, Policy, Pool, Refit};
@@ -40,6 +40,9 @@ impl ResolvedRefit {
 }
 
 fn document(side: &Side) -> serde_json::Value {
+    if side.origin == Origin::Registered {
+        return serde_json::Value::Null; // the coordinator fills it in
+    }
     serde_json::from_str(&side.layout.canonical()).expect("a canonical document is JSON, by its own contract")
 }
 

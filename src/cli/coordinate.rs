@@ -46,7 +46,8 @@ impl Coordinate {
         let documents = files.documents(printer)?;
         let refit = which.of(&documents)?;
         supported::check(&refit.value.spec).map_err(|(path, problem)| refit.refuse(path, problem))?;
-        let resolved = resolve(&documents, refit, &Options { tensors: None, replicas })?;
+        let resolved =
+            resolve(&documents, refit, &Options { replicas, open_pools: true, ..Options::default() })?;
         resolved.plan().map_err(|error| Failure::no_plan(refit, error))?;
         resolved.notes.iter().for_each(|note| printer.note(note));
         super::log("info");

@@ -152,7 +152,7 @@ impl Pieces {
         }
         let documents = input::documents(&self.files, printer)?;
         let refit = self.which.of(&documents)?;
-        let resolved = resolve(&documents, refit, &Options { tensors, replicas: None })?;
+        let resolved = resolve(&documents, refit, &Options { tensors, ..Options::default() })?;
         resolved.notes.iter().for_each(|note| printer.note(note));
         match self.side {
             Some(SideName::Inference) => self.pool_of(resolved.pools),
@@ -301,6 +301,9 @@ struct PieceEntry<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     lead: Option<u64>,
     dims: Vec<Vec<[u64; 3]>>,
+    /// Local dim `i` (after `lead`) is HF dim `permute[i]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    permute: Option<&'a [u8]>,
 }
 
 impl<'a> RankEntry<'a> {
@@ -321,6 +324,7 @@ impl<'a> RankEntry<'a> {
                 .iter()
                 .map(|runs| runs.iter().map(|run| [run.local, run.hf, run.len]).collect())
                 .collect(),
+            permute: piece.permute.as_deref(),
         };
         Self {
             rank,

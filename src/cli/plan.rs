@@ -42,7 +42,8 @@ impl Plan {
         let refit = self.which.of(&documents)?;
         supported::check(&refit.value.spec).map_err(|(path, problem)| refit.refuse(path, problem))?;
         let tensors = self.tensors.read()?;
-        let resolved = resolve(&documents, refit, &Options { tensors, replicas: self.replicas })?;
+        let resolved =
+            resolve(&documents, refit, &Options { tensors, replicas: self.replicas, open_pools: false })?;
         resolved.notes.iter().for_each(|note| printer.note(note));
         let plan = resolved.plan().map_err(|error| Failure::no_plan(refit, error))?;
         let summary = plan.summarize();

@@ -54,8 +54,8 @@ pub fn validate(dereferenced: Dereferenced) -> Result<Validated, Rejection> {
     check::check(&document.value).map_err(refused)?;
     supported::check(&refit.spec).map_err(refused)?;
     ranks(&refit.spec).map_err(refused)?;
-    let resolved =
-        resolve(&documents, &document, &Options::default()).map_err(|refusal| Rejection::of(&refusal))?;
+    let resolved = resolve(&documents, &document, &Options { open_pools: true, ..Options::default() })
+        .map_err(|refusal| Rejection::of(&refusal))?;
     let no_plan = |error: NoPlan| {
         let message = match &error {
             NoPlan::Layout { path, source } => format!("{path}: {source}. {}", error.code().remedy()),

@@ -23,6 +23,7 @@ pub(super) enum Heard {
     Accepted { epoch: Epoch, plan_digest: String },
     Refused(v1::Fault),
     Round(Box<RoundReport>),
+    Recorded { seat: Seat, page: v1::Recorded },
 }
 
 /// States that an engine can be in; empty for training ranks and without a client.
@@ -50,6 +51,20 @@ pub(super) fn heard(roster: &mut Roster, by: Incarnation, message: Kind) -> Resu
         }
         Kind::Accepted(accepted) => check_accepted(roster, by, accepted),
         Kind::RoundEnded(round) => check_round(roster, by, &round.json),
+        Kind::Recorded(page) => {
+            let claim =
+                page.claim.as_ref().ok_or_else(|| fault(Code::Unsupported, "recording of no rank"))?;
+            let seat = wire::seat(claim)?;
+            if !agent.seats.contains(&seat) {
+                let text = format!(
+                    "recording of {}, which the agent of pod {} does not hold",
+                    short(&seat),
+                    agent.pod
+                );
+                return Err(fault(Code::Unauthorized, text));
+            }
+            Ok(Some(Heard::Recorded { seat, page }))
+        }
     }
 }
 

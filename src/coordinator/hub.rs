@@ -2,6 +2,7 @@
 
 use super::heard::{Heard, heard};
 use super::record::EpochRecord;
+use super::recordings::Recordings;
 use super::refusals::{At, Refusals};
 use super::server::Desk;
 use super::wire;
@@ -170,7 +171,9 @@ impl Coordinator {
         let refusals = desk.refusals();
         let (publish, view) = watch::channel(first);
         let (sessions, start) = (BTreeMap::new(), Instant::now());
-        let hub = Hub { roster, record, resolved, sessions, publish, refusals, start, retry_ms: None };
+        let recordings = Recordings::default();
+        let hub =
+            Hub { roster, record, resolved, recordings, sessions, publish, refusals, start, retry_ms: None };
         let task = tokio::spawn(hub.run(queue)).abort_handle();
         Self { refit, view, inputs, desk, task }
     }
@@ -229,6 +232,7 @@ struct Hub<R> {
     roster: Roster,
     record: R,
     resolved: Vec<u8>,
+    recordings: Recordings,
     sessions: BTreeMap<u64, Session>,
     publish: watch::Sender<View>,
     refusals: Refusals,
@@ -387,6 +391,10 @@ impl<R: EpochRecord> Hub<R> {
             Ok(None) => return,
             Err(fault) => return self.refuse(session, fault),
         };
+        let heard = match heard {
+            Heard::Recorded { seat, page } => return self.recorded(session, seat, page),
+            heard => heard,
+        };
         // It belongs to another resource, of the same name perhaps, and can only begin anew.
         if matches!(&heard, Heard::Refused(fault) if fault.code == Code::Unauthorized.name()) {
             self.instruct(session, Kind::Drain(v1::Drain {}));
@@ -410,12 +418,16 @@ impl<R: EpochRecord> Hub<R> {
                     }
                     view.last_round = Some(ended);
                 }
+                Heard::Recorded { .. } => unreachable!("taken above"),
             }
         });
     }
 
     fn leave(&mut self, session: u64) {
         let Some(gone) = self.sessions.remove(&session) else { return };
+        if let Some(agent) = self.roster.agents().get(&gone.incarnation) {
+            agent.seats.iter().for_each(|seat| self.recordings.forget(seat));
+        }
         self.roster.depart(gone.incarnation);
         self.publish.send_modify(|view| drop(view.agents.remove(&gone.incarnation)));
     }
@@ -458,10 +470,28 @@ impl<R: EpochRecord> Hub<R> {
         sessions.into_iter().for_each(|session| self.configure(session, &membership));
     }
 
+    /// The last page of a recording may be what the agents of the membership wait for.
+    fn recorded(&mut self, session: u64, seat: Seat, page: v1::Recorded) {
+        match self.recordings.hear(seat, page) {
+            Err(fault) => self.refuse(session, fault),
+            Ok(false) => {}
+            Ok(true) => {
+                let Some(current) = self.roster.current().cloned() else { return };
+                if !self.recordings.have_told(current.epoch()) {
+                    let sessions: Vec<u64> = self.sessions.keys().copied().collect();
+                    sessions.into_iter().for_each(|session| self.configure(session, &current));
+                }
+            }
+        }
+    }
+
+    /// Tells an agent its membership, as soon as the engines have recorded what is to be planned.
     fn configure(&mut self, session: u64, membership: &Membership) {
         let epoch = membership.epoch().0;
+        let Some(refit) = self.recordings.resolve(&self.resolved, membership) else {
+            return tracing::debug!(epoch, "no engine of a pool without a layout has registered yet");
+        };
         let membership = serde_json::to_vec(membership).expect("a membership has only text keys");
-        let refit = self.resolved.clone();
         self.instruct(session, Kind::Configure(v1::Configure { membership, refit, epoch }));
     }
 

@@ -26,13 +26,25 @@ CONFIG = {
     "torch_dtype": "bfloat16",
 }
 
+# The same with experts.
+EXPERTS = CONFIG | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+}
 
-def model(seed):
-    """The model in float32, with weights that make it say something: the same on every rank."""
+
+def model(seed, **changes):
+    """The dense model in float32, with weights that make it say something: the same on every rank."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    config = {name: value for name, value in CONFIG.items() if name != "torch_dtype"}
+    config = {name: value for name, value in (CONFIG | changes).items() if name != "torch_dtype"}
     torch.manual_seed(seed)
     made = Qwen3ForCausalLM(Qwen3Config(**config)).float()
     with torch.no_grad():
@@ -41,6 +53,21 @@ def model(seed):
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
         made.model.embed_tokens.weight.normal_()
     return made
+
+
+def experts(seed):
+    """Tensors of a checkpoint with experts, as it names them; in float32."""
+    import torch
+
+    tensors = {name: tensor for name, tensor in model(seed).state_dict().items() if ".mlp." not in name}
+    inner, hidden = EXPERTS["moe_intermediate_size"], EXPERTS["hidden_size"]
+    for layer in range(EXPERTS["num_hidden_layers"]):
+        at = f"model.layers.{layer}.mlp."
+        tensors[f"{at}gate.weight"] = torch.randn(EXPERTS["num_experts"], hidden) * hidden**-0.5
+        for expert in range(EXPERTS["num_experts"]):
+            for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+                tensors[f"{at}experts.{expert}.{name}_proj.weight"] = torch.randn(shape) * shape[1] ** -0.5
+    return tensors
 
 
 def save(directory, tensors, **changes):
@@ -53,7 +80,7 @@ def save(directory, tensors, **changes):
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def resource(file, world, tensor_parallel, layout, replicas=1):
+def resource(file, world, tensor_parallel, layout, replicas=1, config=CONFIG):
     """Writes a resource: FSDP2 in float32 over `world` ranks, one pool of engines."""
     fsdp2 = {
         "layout": "v1",
@@ -89,15 +116,15 @@ def resource(file, world, tensor_parallel, layout, replicas=1):
             "timeouts": {f"{name}Seconds": value for name, value in seconds.items()},
         },
     }
-    config = {
+    model = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "qwen-config", "namespace": "tests"},
-        "data": {"config.json": json.dumps(CONFIG)},
+        "data": {"config.json": json.dumps(config)},
     }
-    pathlib.Path(file).write_text(yaml.safe_dump_all([refit, config]))
+    pathlib.Path(file).write_text(yaml.safe_dump_all([refit, model]))
     return file
 
 
-def preset(tensor_parallel):
-    return {"type": "Preset", "preset": {"name": "vllm/qwen-dense", "revision": 1, "sizes": {"tp": tensor_parallel}}}
+def preset(tensor_parallel, name="vllm/qwen-dense"):
+    return {"type": "Preset", "preset": {"name": name, "revision": 1, "sizes": {"tp": tensor_parallel}}}

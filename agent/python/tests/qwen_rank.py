@@ -8,6 +8,7 @@ FILE is where the process group meets, and FILE.NAME are checkpoints in bfloat16
     train           one AdamW step
     load NAME       takes weights back from a checkpoint
     publish STEP    publishes the present weights
+    refused STEP    does so, and says why it was refused
 """
 
 import json
@@ -65,6 +66,15 @@ class Rank:
         self.shards.snapshot()
         self.client.publish(int(step))
         return self.client.wait_released(fleet.PATIENCE).value
+
+    def refused(self, step):
+        """The code that a publication is refused with, or how it ended."""
+        self.shards.snapshot()
+        self.client.publish(int(step))
+        try:
+            return self.client.wait_released(fleet.PATIENCE).value
+        except weightrefit.PublishRefused as error:
+            return error.code
 
 
 def main(rank, world, file, socket):

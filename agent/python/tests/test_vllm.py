@@ -2,6 +2,7 @@
 started on the checkpoint."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -19,12 +20,9 @@ from fleet import together  # noqa: E402
 
 import weightrefit  # noqa: E402
 
-try:
-    import vllm  # noqa: F401
-except ImportError:
-    vllm = None
-
-needs_vllm = unittest.skipIf(vllm is None, "vLLM is not installed: `make test-engines` fetches it and runs this")
+# Importing it takes half a minute.
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+needs_vllm = unittest.skipUnless(HAS_VLLM, "vLLM is not installed: `make test-engines` fetches it and runs this")
 
 HERE = pathlib.Path(__file__).parent
 PROMPTS = [[(7 * i + 3 * j) % 490 + 5 for j in range(70 + 9 * i)] for i in range(4)]
@@ -179,25 +177,117 @@ class BedTest(unittest.TestCase):
 
 
 @needs_vllm
+class Recorded(unittest.TestCase):
+    """What a model's own loader says, without an agent."""
+
+    def recorder(self, tensors, **changes):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.model = f"{directory.name}/model"
+        qwen.save(self.model, {name: tensor.bfloat16() for name, tensor in tensors.items()}, **changes)
+        command = [sys.executable, str(HERE / "vllm_recorder.py"), json.dumps({"model": self.model})]
+        recorder = Process("recorder", command, directory.name)
+        self.addCleanup(recorder.kill)
+        self.assertEqual(recorder.answer(), "ready")
+        return recorder
+
+    def other(self, tensors, **changes):
+        """Another checkpoint of the same model."""
+        qwen.save(f"{self.model}-2", {name: tensor.bfloat16() for name, tensor in tensors.items()}, **changes)
+        return f"{self.model}-2"
+
+    def assert_recorded(self, recorder, preset, config):
+        """Every parameter is there, and all of it lies where the shipped layout says."""
+        told = recorder.do("record")
+        self.assertFalse(told["moved"], "the model is as before")
+        names = {tensor["name"] for tensor in told["tensors"]}
+        self.assertEqual(sorted(names | set(told["explained"]) & set(told["parameters"])), told["parameters"])
+        file = qwen.resource(f"{self.model}.yaml", 1, 1, qwen.preset(1, preset), config=config)
+        command = [fleet.binary("weightrefit"), "layout", "pieces", "-f", file, "--side", "inference", "-o", "json"]
+        (want,) = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["ranks"]
+        pieces = [{"local": tensor["name"], **piece} for tensor in told["tensors"] for piece in tensor["pieces"]]
+        key = lambda piece: (piece["local"], piece.get("lead", 0), piece["tensor"])  # noqa: E731
+        self.assertEqual(sorted(pieces, key=key), sorted(want["pieces"], key=key))
+        described = {tensor["name"]: (tensor["dtype"], tensor["shape"]) for tensor in told["tensors"]}
+        self.assertEqual(described, {tensor["name"]: (tensor["dtype"], tensor["shape"]) for tensor in want["tensors"]})
+        return told
+
+    def assert_applied(self, recorder, first, second, **changes):
+        """The second checkpoint by what was recorded, and back."""
+        prompts = PROMPTS[:2]
+        before = recorder.do("generate", prompts=prompts)
+        self.assertFalse(recorder.do("apply", directory=self.other(second, **changes))["moved"], "addresses stay")
+        after = recorder.do("generate", prompts=prompts)
+        self.assertNotEqual(after, before)
+        fresh = Process("fresh", [sys.executable, str(HERE / "vllm_recorder.py"), json.dumps({"model": f"{self.model}-2"})], pathlib.Path(self.model).parent)
+        self.addCleanup(fresh.kill)
+        self.assertEqual(fresh.answer(), "ready")
+        self.assertEqual(after, fresh.do("generate", prompts=prompts))
+        recorder.do("apply", directory=self.model)
+        self.assertEqual(recorder.do("generate", prompts=prompts), before)
+
+    def test_a_dense_model_is_what_the_preset_says_and_a_tensor_that_is_missing_or_renamed_is_named(self):
+        first, second = (qwen.model(seed).state_dict() for seed in (1, 2))
+        recorder = self.recorder(first)
+        told = self.assert_recorded(recorder, "vllm/qwen-dense", qwen.CONFIG)
+        self.assertEqual({name.rpartition(".")[2] for name in told["explained"]}, {"cos_sin_cache", "_k_scale", "_v_scale", "_q_scale", "_prob_scale"})
+        for changes, name in [
+            ({"without": ["model.norm.weight"]}, "model.norm.weight"),
+            ({"without": ["model.layers.1.self_attn.k_proj.weight"]}, "model.layers.1.self_attn.qkv_proj.weight"),
+            ({"renamed": {"model.norm.weight": "model.norms.weight"}}, "norms"),
+        ]:
+            refused = recorder.do("record", **changes)
+            self.assertIn(name, refused["message"])
+            self.assertFalse(refused["moved"])
+        self.assert_recorded(recorder, "vllm/qwen-dense", qwen.CONFIG)
+        self.assert_applied(recorder, first, second)
+
+    def test_experts_are_what_the_preset_says(self):
+        first, second = (qwen.experts(seed) for seed in (1, 2))
+        recorder = self.recorder(first, **qwen.EXPERTS)
+        self.assert_recorded(recorder, "vllm/qwen3-moe", qwen.EXPERTS)
+        self.assert_applied(recorder, first, second, **qwen.EXPERTS)
+
+    def test_a_tied_head_is_staged_once_and_applied_twice(self):
+        tied = {"tie_word_embeddings": True}
+        first, second = ({n: t for n, t in qwen.model(seed, **tied).state_dict().items() if n != "lm_head.weight"} for seed in (1, 2))
+        recorder = self.recorder(first, **tied)
+        told = recorder.do("record")
+        self.assertEqual(told["explained"]["lm_head.weight"], "it is `model.embed_tokens.weight`")
+        self.assert_applied(recorder, first, second, **tied)
+
+
+@needs_vllm
 class Refitted(BedTest):
-    def test_a_refitted_engine_says_what_a_fresh_one_says_for_three_versions_and_back_to_the_first(self):
-        bed = self.bed(qwen.preset(2))
+    def refitted(self, bed, step):
+        """Trains a step and refits it."""
+        bed.trainers("train")
+        bed.trainers(f"save {step}")
+        self.assertEqual(bed.trainers(f"publish {step}"), ["Read"] * bed.WORLD)
+        report = bed.refit(step)
+        self.assertEqual((report.outcome, report.left_out), ("Committed", ()))
+        return report
+
+    def started(self, bed, *engines):
+        for engine in engines:
+            self.assertEqual(engine.answer(), "loaded")
+        told = [engine.answer() for engine in engines]
+        self.assertEqual([rank.answer() for rank in bed.ranks], ["ready"] * bed.WORLD)
+        return told
+
+    def three_versions_and_back(self, layout):
+        bed = self.bed(layout)
         bed.train()
         engine = bed.replica(bed.replicas[0])
-        self.assertEqual(engine.answer(), "loaded")
-        explained = engine.answer()["explained"]
-        self.assertEqual([name for name in explained if "rotary" not in name], [])
-        self.assertEqual([rank.answer() for rank in bed.ranks], ["ready"] * 3)
+        self.started(bed, engine)
         seen = {}
         for step in (1, 2, 3):
-            bed.trainers("train")
-            bed.trainers(f"save {step}")
-            self.assertEqual(bed.trainers(f"publish {step}"), ["Read"] * 3)
-            self.assertEqual(bed.refit(step).outcome, "Committed")
+            report = self.refitted(bed, step)
+            print(f"step {step}: {dict(report.phase_milliseconds)} ms, {report.bytes_received} bytes", file=sys.stderr)
             seen[step] = engine.do("generate", prompts=PROMPTS), engine.do("checksums")
             self.assertEqual(engine.do("version"), f"0.{step}")
         bed.trainers("load 1")
-        bed.trainers("publish 4")
+        self.assertEqual(bed.trainers("publish 4"), ["Read"] * 3)
         self.assertEqual(bed.refit(4).outcome, "Committed")
         back = engine.do("generate", prompts=PROMPTS), engine.do("checksums")
         self.assertEqual(back, seen[1], "one engine repeats itself exactly")
@@ -207,6 +297,111 @@ class Refitted(BedTest):
             self.assertEqual(seen[step][1], sums, "checksums of every parameter")
             self.assert_same_words(seen[step][0], words)
         self.assertEqual(len({json.dumps(words) for words, _ in seen.values()}), 3, "versions differ")
+
+    def test_a_refitted_engine_says_what_a_fresh_one_says_for_three_versions_and_back_to_the_first(self):
+        """Without any layout of the engine's: what its ranks record is what is planned."""
+        self.three_versions_and_back({"type": "Registered"})
+
+    def test_what_an_engine_records_is_what_the_shipped_layout_says(self):
+        """The agent compares the two."""
+        bed = self.bed(qwen.preset(2))
+        bed.train()
+        engine = bed.replica(bed.replicas[0])
+        self.started(bed, engine)
+        self.refitted(bed, 1)
+        words = engine.do("generate", prompts=PROMPTS)
+        engine.end()
+        self.assert_same_words(words, bed.fresh(1)[0])
+
+    def test_requests_in_flight_end_with_the_new_weights_and_a_failed_version_is_never_served(self):
+        bed = self.bed({"type": "Registered"})
+        bed.train()
+        broken = pathlib.Path(bed.directory, "broken")
+        engine = bed.replica(bed.replicas[0], broken=str(broken))
+        self.started(bed, engine)
+        self.refitted(bed, 1)
+        prompt, tokens = PROMPTS[0], 300
+        ((old, _),) = engine.do("generate", prompts=[prompt], tokens=tokens)
+        engine.do("stream", name="kept", prompt=prompt, tokens=tokens)
+        fleet.wait_for("words", lambda: len(engine.do("so_far", name="kept")) > 20)
+        self.refitted(bed, 2)
+        reason, kept = engine.do("finished", name="kept")
+        self.assertEqual((reason, len(kept)), ("length", tokens))
+        same = next((at for at, (a, b) in enumerate(zip(kept, old)) if a != b), tokens)
+        self.assertTrue(20 < same < tokens, f"{same} words of the old weights, then others")
+        ((tail, _),) = engine.do("generate", prompts=[prompt + kept[:same]], tokens=tokens - same)
+        self.assertEqual(kept[same:], tail, "what follows is what the new weights say of all before it")
+        # Ranks that disagree publish nothing, and the engine serves on.
+        before = engine.do("generate", prompts=PROMPTS)
+        for rank, step in zip(bed.ranks, (8, 9, 9)):
+            rank.tell(f"refused {step}")
+        self.assertIn("PublishSkew", [rank.answer() for rank in bed.ranks])
+        self.assertEqual(engine.do("generate", prompts=PROMPTS), before)
+        self.assertEqual(engine.do("version"), "0.2")
+        # A worker that fails half way: the engine says nothing until it was given a whole version.
+        broken.touch()
+        bed.trainers("train")
+        bed.trainers("publish 10")
+        with self.assertRaises(weightrefit.RefitFailed):
+            bed.refit(10)
+        engine.do("stream", name="waits", prompt=prompt, tokens=5)
+        broken.unlink()
+        self.refitted(bed, 11)
+        _, words = engine.do("finished", name="waits")
+        ((want, _),) = engine.do("generate", prompts=[prompt], tokens=5)
+        self.assertEqual(words, want)
+        engine.end()
+        self.assert_same_words([(want, [])], [(bed.fresh(11, [prompt], 5)[0][0][0], [])])
+
+    def test_requests_in_flight_end_with_the_old_weights_under_drain(self):
+        bed = self.bed({"type": "Registered"}, tensor_parallel=1)
+        bed.train()
+        engine = bed.replica(bed.replicas[0], in_flight="Drain")
+        self.started(bed, engine)
+        self.refitted(bed, 1)
+        ((old, _),) = engine.do("generate", prompts=[PROMPTS[0]], tokens=200)
+        engine.do("stream", name="drained", prompt=PROMPTS[0], tokens=200)
+        fleet.wait_for("words", lambda: len(engine.do("so_far", name="drained")) > 20)
+        self.refitted(bed, 2)
+        self.assertEqual(engine.do("finished", name="drained"), ["length", old])
+        ((new, _),) = engine.do("generate", prompts=[PROMPTS[0]], tokens=200)
+        self.assertNotEqual(new, old)
+
+    def test_a_replica_that_is_killed_in_a_round_and_started_again_serves_what_the_other_serves(self):
+        bed = self.bed({"type": "Registered"}, tensor_parallel=1, replicas=2)
+        bed.train()
+        engines = [bed.replica(name) for name in bed.replicas]
+        self.started(bed, *engines)
+        self.refitted(bed, 1)
+        bed.trainers("train")
+        bed.trainers("save 2")
+        for rank in bed.ranks:
+            rank.tell("publish 2")
+        engines[1].kill()
+        self.assertEqual([rank.answer() for rank in bed.ranks], ["Read"] * 3)
+        self.assertEqual(bed.refit(2, wait="quorum:1").outcome, "Committed")
+        again = bed.replica(bed.replicas[1])
+        self.assertEqual(again.answer(), "loaded")
+        again.answer()
+        # It says nothing before it was given a version, so this waits.
+        self.assertEqual(again.do("generate", prompts=PROMPTS)[0][0], engines[0].do("generate", prompts=PROMPTS)[0][0])
+        self.assertEqual((again.do("version"), engines[0].do("version")), ("0.2", "0.2"))
+
+    def test_a_float32_checkpoint_that_the_engine_holds_in_bfloat16_is_refused_unless_that_is_meant(self):
+        bed = self.bed({"type": "Registered"}, tensor_parallel=1)
+        single = f"{bed.directory}/single"
+        qwen.save(single, qwen.model(seed=1).state_dict(), torch_dtype="float32")
+        for cast, want in ((False, "DtypeMismatch"), (True, None)):
+            engine = bed.replica(bed.replicas[0], model=single, dtype="auto", cast=cast)
+            self.assertEqual(engine.answer(), "loaded")
+            if want is None:
+                bed.train()
+                self.assertEqual([rank.answer() for rank in bed.ranks], ["ready"] * 3)
+            told = engine.answer()
+            self.assertEqual(told.get("refused", {}).get("code"), want)
+            if want:
+                self.assertIn("in float32 and the engine holds it in bfloat16", told["refused"]["message"])
+            engine.end()
 
 
 if __name__ == "__main__":

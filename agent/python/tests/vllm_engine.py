@@ -28,8 +28,24 @@ for module in (vllm.v1.engine.utils, vllm.v1.executor.multiproc_executor):
     module.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
+def break_when(file):
+    """Workers, which are forks of this process, fail to apply while the file exists."""
+    from weightrefit.vllm.live import LiveModel
+
+    whole = LiveModel.apply
+
+    def apply(self, staging):
+        whole(self, staging)
+        if os.path.exists(file):
+            raise RuntimeError("broken by the test")
+
+    LiveModel.apply = apply
+
+
 class Engine:
     def __init__(self, settings):
+        if file := settings.get("broken"):
+            break_when(file)
         arguments = AsyncEngineArgs(
             model=settings["model"],
             tensor_parallel_size=settings["tp"],

@@ -63,7 +63,7 @@ class Piece:
 
     def json(self) -> dict[str, Any]:
         """As on the wire."""
-        frame: dict[str, Any] = {"tensor": self.tensor, "runs": self.runs}
+        frame: dict[str, Any] = {"tensor": self.tensor, "dims": self.runs}
         if self.lead is not None:
             frame["lead"] = self.lead
         if self.permute is not None:

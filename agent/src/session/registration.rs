@@ -2,11 +2,14 @@
 
 use crate::limits;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use weightrefit_core::code::Code;
 use weightrefit_core::layout::recording::{self, RecordedPiece, RecordedTensor};
+use weightrefit_core::membership::Seat;
 use weightrefit_core::model::TensorTable;
 use weightrefit_core::region::{LocalTensor, RankRegions};
 use weightrefit_proto::socket::{Memory, Tensor};
+use weightrefit_proto::v1::{Claim, Recorded};
 
 /// What a client registered, all pages of it.
 #[derive(Debug, Default)]
@@ -112,6 +115,32 @@ impl Pages {
     }
 }
 
+/// What a client has recorded, for the coordinator: pages of about [`limits::RECORDED_PAGE_BYTES`], and `None`
+/// where it recorded nothing.
+#[must_use]
+pub fn recorded(registration: &Registration, seat: &Seat) -> Option<Arc<[Recorded]>> {
+    let tensors = registration.tensors.iter().map(|tensor| {
+        let Tensor { name, dtype, shape, pieces, .. } = tensor.clone();
+        Some(RecordedTensor { name, dtype, shape, pieces: pieces? })
+    });
+    let tensors: Vec<RecordedTensor> = tensors.collect::<Option<_>>()?;
+    let mut lists: Vec<Vec<u8>> = Vec::new();
+    for tensor in &tensors {
+        let text = serde_json::to_vec(tensor).expect("names and numbers are JSON");
+        match lists.last_mut().filter(|list| list.len() < limits::RECORDED_PAGE_BYTES) {
+            Some(list) => list.push(b','),
+            None => lists.push(vec![b'[']),
+        }
+        lists.last_mut()?.extend(text);
+    }
+    let pages = u32::try_from(lists.len()).ok().filter(|pages| *pages > 0)?;
+    let page = |(page, mut tensors): (u32, Vec<u8>)| {
+        tensors.push(b']');
+        Recorded { claim: Some(Claim::from(seat)), page, pages, tensors }
+    };
+    Some((0..).zip(lists).map(page).collect())
+}
+
 /// Most differences that are spelled out: enough to see the pattern, few enough to read.
 const DIFFERENCES_SHOWN: usize = 5;
 
@@ -183,14 +212,17 @@ fn piece_difference(given: &Tensor, want: &[RecordedPiece]) -> Option<String> {
     recording::normalize(&mut recorded);
     let show = |piece: &RecordedPiece| {
         let lead = piece.lead.map(|lead| format!(" at index {lead}")).unwrap_or_default();
-        format!("`{}`{lead} as {:?}", piece.tensor, piece.runs)
+        format!("`{}`{lead} as {:?}", piece.tensor, piece.dims)
     };
     let differ = |(a, b): (&RecordedPiece, &RecordedPiece)| {
         (a != b).then(|| format!("holds {}, the layout says {}", show(a), show(b)))
     };
     let first = recorded.iter().zip(want).find_map(differ).or_else(|| {
-        let more = recorded.get(want.len()).map(|piece| format!("holds {} and the layout does not", show(piece)));
-        more.or_else(|| Some(format!("does not hold {}, as the layout says", show(want.get(recorded.len())?))))
+        let more =
+            recorded.get(want.len()).map(|piece| format!("holds {} and the layout does not", show(piece)));
+        more.or_else(|| {
+            Some(format!("does not hold {}, as the layout says", show(want.get(recorded.len())?)))
+        })
     });
     first.map(|what| format!("`{}` {what}", given.name))
 }
@@ -240,7 +272,9 @@ mod tests {
             assert!(error.to_string().ends_with(want), "{error}");
         }
         let many: Vec<_> = (0..9).map(|n| tensor(&format!("x{n}"), DType::U8, &[])).collect();
-        let Err(RegistrationError::Differs { first, count }) = compare_with(&many, &[], &[]) else { panic!() };
+        let Err(RegistrationError::Differs { first, count }) = compare_with(&many, &[], &[]) else {
+            panic!()
+        };
         assert_eq!((first.len(), count), (5, 9));
     }
 
@@ -276,7 +310,7 @@ mod tests {
         let piece = |tensor: &str, lead, run| RecordedPiece {
             tensor: tensor.to_owned(),
             lead,
-            runs: vec![run],
+            dims: vec![run],
             permute: None,
         };
         let layout = [local("qk", DType::F32, &[8])];
@@ -291,16 +325,30 @@ mod tests {
             compare_with(&[registered], &layout, &want).map_err(|error| error.to_string())
         };
         let in_halves = piece("q", None, vec![(0, 0, 2), (2, 2, 2)]);
-        assert_eq!(with(&[in_halves, want[0].pieces[0].clone()]), Ok(()), "order and cuts of runs do not count");
+        assert_eq!(
+            with(&[in_halves, want[0].pieces[0].clone()]),
+            Ok(()),
+            "order and cuts of runs do not count"
+        );
         let rows = [
-            (vec![piece("q", None, vec![(0, 0, 4)])], "`qk` holds `q` as [[(0, 0, 4)]], the layout says `k` as [[(4, 4, 4)]]"),
-            (vec![piece("k", None, vec![(4, 4, 4)])], "`qk` does not hold `q` as [[(0, 0, 4)]], as the layout says"),
+            (
+                vec![piece("q", None, vec![(0, 0, 4)])],
+                "`qk` holds `q` as [[(0, 0, 4)]], the layout says `k` as [[(4, 4, 4)]]",
+            ),
+            (
+                vec![piece("k", None, vec![(4, 4, 4)])],
+                "`qk` does not hold `q` as [[(0, 0, 4)]], as the layout says",
+            ),
             (
                 vec![want[0].pieces[0].clone(), piece("q", None, vec![(0, 4, 4)])],
                 "`qk` holds `q` as [[(0, 4, 4)]], the layout says `q` as [[(0, 0, 4)]]",
             ),
             (
-                vec![want[0].pieces[0].clone(), want[0].pieces[1].clone(), piece("v", Some(1), vec![(0, 0, 4)])],
+                vec![
+                    want[0].pieces[0].clone(),
+                    want[0].pieces[1].clone(),
+                    piece("v", Some(1), vec![(0, 0, 4)]),
+                ],
                 "`qk` holds `v` at index 1 as [[(0, 0, 4)]] and the layout does not",
             ),
         ];

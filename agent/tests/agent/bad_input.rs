@@ -166,8 +166,13 @@ fn registrations_that_do_not_fit_are_refused_with_what_differs() {
         OwnedFd::from(file)
     };
     let at = |memory, offset| Some(MemoryAt { memory, offset });
-    let tensor =
-        |name: &str, dtype, shape: &[u64], at| Tensor { name: name.into(), dtype, shape: shape.to_vec(), at, pieces: None };
+    let tensor = |name: &str, dtype, shape: &[u64], at| Tensor {
+        name: name.into(),
+        dtype,
+        shape: shape.to_vec(),
+        at,
+        pieces: None,
+    };
     let fits = tensor("w", DType::F32, &[8, 4], at(0, 0));
     let rows = [
         ("fd shorter than it claims", memfd("m", &bytes[..64], SEALS), 128, fits.clone()),

@@ -63,7 +63,8 @@ impl Layout {
             if carried_by != id {
                 same_as_carrier(tensor, &table[carried_by])?;
             } else if document.ranks.is_empty()
-                && let Some(found) = find(&side, tensor, name)? {
+                && let Some(found) = find(&side, tensor, name)?
+            {
                 bound.push(Bound { tensor: id, ..found });
             }
         }
@@ -72,7 +73,8 @@ impl Layout {
         let mut recorded = None;
         if !document.ranks.is_empty() {
             let ranks = recording::bind(&document.ranks, table, &carrier)?;
-            held = ranks.iter().flat_map(|rank| rank.regions.pieces.iter().map(|piece| piece.tensor)).collect();
+            held =
+                ranks.iter().flat_map(|rank| rank.regions.pieces.iter().map(|piece| piece.tensor)).collect();
             held.sort_unstable();
             held.dedup();
             recorded = Some(ranks);

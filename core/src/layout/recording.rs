@@ -35,7 +35,7 @@ pub struct RecordedPiece {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lead: Option<u64>,
     /// Per HF dim its runs `[local, hf, len]`.
-    pub runs: Vec<Vec<(u64, u64, u64)>>,
+    pub dims: Vec<Vec<(u64, u64, u64)>>,
     /// Local dim `i` (after `lead`) is HF dim `permute[i]`; absent: the identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permute: Option<Vec<u8>>,
@@ -44,12 +44,12 @@ pub struct RecordedPiece {
 /// Brings pieces of one local tensor into the one form in which equal ones are equal.
 pub fn normalize(pieces: &mut [RecordedPiece]) {
     for piece in &mut *pieces {
-        for runs in &mut piece.runs {
+        for runs in &mut piece.dims {
             *runs = joined(&runs.iter().map(run).collect::<Vec<_>>()).iter().map(written).collect();
         }
         piece.permute.take_if(|permute| permute.is_sorted());
     }
-    pieces.sort_by(|a, b| (&a.tensor, a.lead, &a.runs).cmp(&(&b.tensor, b.lead, &b.runs)));
+    pieces.sort_by(|a, b| (&a.tensor, a.lead, &a.dims).cmp(&(&b.tensor, b.lead, &b.dims)));
 }
 
 fn run(&(local, hf, len): &(u64, u64, u64)) -> Run {
@@ -72,7 +72,7 @@ pub fn record(regions: &RankRegions, table: &TensorTable) -> Vec<RecordedTensor>
         tensors[piece.local.0 as usize].pieces.push(RecordedPiece {
             tensor: table[piece.tensor].name.clone(),
             lead: piece.lead,
-            runs: piece.dims.iter().map(|runs| runs.iter().map(written).collect()).collect(),
+            dims: piece.dims.iter().map(|runs| runs.iter().map(written).collect()).collect(),
             permute: piece.permute.clone(),
         });
     }
@@ -86,7 +86,8 @@ pub(super) fn bind(
     table: &TensorTable,
     carrier: &[TensorId],
 ) -> Result<Vec<RankLayout>, LayoutError> {
-    let bound = (0..).zip(ranks).map(|(rank, tensors)| Binder { table, carrier, rank: Rank(rank) }.rank(tensors));
+    let bound =
+        (0..).zip(ranks).map(|(rank, tensors)| Binder { table, carrier, rank: Rank(rank) }.rank(tensors));
     bound.collect()
 }
 
@@ -122,13 +123,18 @@ impl Binder<'_> {
         for (local, tensor) in (0..).zip(&sorted) {
             self.pieces(LocalId(local), tensor, &mut out)?;
         }
-        out.regions.pieces.sort_by(|a, b| {
-            (a.tensor, a.local, a.lead, &a.dims).cmp(&(b.tensor, b.local, b.lead, &b.dims))
-        });
+        out.regions
+            .pieces
+            .sort_by(|a, b| (a.tensor, a.local, a.lead, &a.dims).cmp(&(b.tensor, b.local, b.lead, &b.dims)));
         Ok(out)
     }
 
-    fn pieces(&self, local: LocalId, tensor: &RecordedTensor, out: &mut RankLayout) -> Result<(), LayoutError> {
+    fn pieces(
+        &self,
+        local: LocalId,
+        tensor: &RecordedTensor,
+        out: &mut RankLayout,
+    ) -> Result<(), LayoutError> {
         let first = out.regions.pieces.len();
         let mut claimed = 0_u128;
         for recorded in &tensor.pieces {
@@ -136,7 +142,7 @@ impl Binder<'_> {
                 let text = format!("holds `{}`, which is no tensor of the model", recorded.tensor);
                 return Err(self.refuse(tensor, text));
             };
-            let dims = recorded.runs.iter().map(|runs| runs.iter().map(run).collect()).collect();
+            let dims = recorded.dims.iter().map(|runs| runs.iter().map(run).collect()).collect();
             let (lead, permute) = (recorded.lead, recorded.permute.clone());
             let piece = Piece { tensor: self.carrier[id.0 as usize], local, lead, dims, permute };
             if let Some(problem) = problem(&self.table[id].shape, &out.regions.locals, &piece) {

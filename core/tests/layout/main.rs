@@ -6,4 +6,5 @@ mod hostile;
 mod listing;
 mod naive;
 mod preset;
+mod recording;
 mod reference;

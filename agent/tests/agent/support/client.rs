@@ -137,7 +137,8 @@ impl Engine {
         let (pool, replica) = ("default".to_owned(), replica.to_owned());
         let mut client =
             Client::hello(socket, instance, Role::Engine { pool, replica, rank: Rank(rank), record });
-        let tensor = Tensor { name: "w".to_owned(), dtype: DType::F32, shape: shape.to_vec(), at: None, pieces: None };
+        let tensor =
+            Tensor { name: "w".to_owned(), dtype: DType::F32, shape: shape.to_vec(), at: None, pieces: None };
         client
             .send(&ClientFrame::Register { page: 0, pages: 1, memories: vec![], tensors: vec![tensor] }, &[]);
         let elements = shape.iter().product::<u64>() as usize;

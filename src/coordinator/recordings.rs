@@ -1,0 +1,113 @@
+//! What the engines of pools without a layout have recorded, and the layouts that follow from it.
+//!
+//! Invariants:
+//! - G1: a layout is made of one replica whose ranks have all recorded; the others of its pool are compared with it where
+//!   they register.
+//! - G2: all agents of an epoch are told the same bytes.
+
+use super::wire::fault;
+use crate::limits;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use weightrefit_core::code::Code;
+use weightrefit_core::id::Epoch;
+use weightrefit_core::layout::recording::RecordedTensor;
+use weightrefit_core::membership::{Membership, Seat};
+use weightrefit_proto::refit::Refit;
+use weightrefit_proto::v1;
+
+/// One rank's tensors, page by page.
+#[derive(Debug, Default)]
+struct Recording {
+    tensors: Vec<RecordedTensor>,
+    pages: u32,
+    next: u32,
+    bytes: usize,
+}
+
+/// All of a refit.
+#[derive(Debug, Default)]
+pub(super) struct Recordings {
+    ranks: BTreeMap<Seat, Recording>,
+    /// What agents of this epoch were told (G2).
+    told: Option<(Epoch, Vec<u8>)>,
+}
+
+impl Recordings {
+    /// Takes a page of what a rank has recorded; whether that was the last.
+    ///
+    /// # Errors
+    /// What the agent is told before its stream ends.
+    pub(super) fn hear(&mut self, seat: Seat, page: v1::Recorded) -> Result<bool, v1::Fault> {
+        let refuse = |text: String| Err(fault(Code::Unsupported, text));
+        let recording = self.ranks.entry(seat.clone()).or_default();
+        if page.page == 0 {
+            *recording = Recording { pages: page.pages, ..Recording::default() };
+        }
+        if (page.page, page.pages) != (recording.next, recording.pages) || page.page >= page.pages {
+            return refuse(format!(
+                "page {} of {} of what {seat} has recorded is not due",
+                page.page, page.pages
+            ));
+        }
+        recording.bytes += page.tensors.len();
+        if recording.bytes > limits::RECORDING_BYTES_MAX {
+            return refuse(format!("{seat} has recorded more than {} bytes", limits::RECORDING_BYTES_MAX));
+        }
+        match serde_json::from_slice::<Vec<RecordedTensor>>(&page.tensors) {
+            Ok(tensors) => recording.tensors.extend(tensors),
+            Err(error) => return refuse(format!("what {seat} has recorded cannot be read: {error}")),
+        }
+        recording.next += 1;
+        Ok(recording.next == recording.pages)
+    }
+
+    /// The rank's agent is gone, and nobody knows what its engine is when it comes back.
+    pub(super) fn forget(&mut self, seat: &Seat) {
+        self.ranks.remove(seat);
+    }
+
+    /// What agents of this membership are told: `resolved` with a layout for every pool; `None` while engines are
+    /// missing.
+    pub(super) fn resolve(&mut self, resolved: &[u8], membership: &Membership) -> Option<Vec<u8>> {
+        let epoch = membership.epoch();
+        if let Some((told, bytes)) = &self.told
+            && *told == epoch
+        {
+            return Some(bytes.clone());
+        }
+        let bytes = self.fill(resolved, membership)?;
+        self.told = Some((epoch, bytes.clone()));
+        Some(bytes)
+    }
+
+    /// Whether agents of this epoch have been told what to do.
+    pub(super) fn have_told(&self, epoch: Epoch) -> bool {
+        self.told.as_ref().is_some_and(|(told, _)| *told == epoch)
+    }
+
+    fn fill(&self, resolved: &[u8], membership: &Membership) -> Option<Vec<u8>> {
+        let mut refit: Refit = serde_json::from_slice(resolved).expect("this process wrote it");
+        let mut open = (0..).zip(&mut refit.pools).filter(|(_, pool)| pool.layout.is_null()).peekable();
+        if open.peek().is_none() {
+            return Some(resolved.to_owned());
+        }
+        for (index, pool) in open {
+            pool.layout = self.layout(index, membership)?;
+        }
+        Some(serde_json::to_vec(&refit).expect("a refit has only text keys"))
+    }
+
+    fn layout(&self, pool: u32, membership: &Membership) -> Option<Value> {
+        let of_pool = membership.replicas().into_iter().filter(|replica| replica.pool == pool);
+        let recorded = |replica: weightrefit_core::membership::Replica| {
+            let ranks = replica.ranks.iter().map(|member| {
+                let seat = &membership.member(*member)?.seat;
+                self.ranks.get(seat).filter(|rank| rank.next == rank.pages && rank.pages > 0)
+            });
+            ranks.map(|rank| rank.map(|rank| &rank.tensors)).collect::<Option<Vec<_>>>()
+        };
+        let ranks = of_pool.filter_map(recorded).next()?; // G1
+        Some(json!({"layout": "v1", "ranks": ranks}))
+    }
+}
