@@ -51,15 +51,14 @@ fn validate(
     tensors: Option<TensorTable>,
     printer: &Printer,
 ) -> Result<Result<(), Refusal>, Failure> {
-    let resolved =
-        match resolve(documents, refit, &Options { tensors, open_pools: true, ..Options::default() }) {
-            Ok(resolved) => resolved,
-            Err(refusal) => match *refusal.problem {
-                // A cluster may well have what the files lack.
-                Problem::Unsupported { .. } | Problem::NotGiven { .. } => return Ok(Err(refusal)),
-                _ => return Err(refusal.into()),
-            },
-        };
+    let resolved = match resolve(documents, refit, &Options { tensors, ..Options::default() }) {
+        Ok(resolved) => resolved,
+        Err(refusal) => match *refusal.problem {
+            // A cluster may well have what the files lack.
+            Problem::Unsupported { .. } | Problem::NotGiven { .. } => return Ok(Err(refusal)),
+            _ => return Err(refusal.into()),
+        },
+    };
     resolved.notes.iter().for_each(|note| printer.note(note));
     let no_plan = |error| Failure::no_plan(refit, error);
     resolved.training.check().map_err(no_plan)?;

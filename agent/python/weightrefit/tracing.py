@@ -61,6 +61,8 @@ class Tracing(TorchDispatchMode):
             return args[0]
         if packet is _aten._local_scalar_dense and (found := self._find(args[0])):
             raise Unrecordable(f"the loader reads the content of `{found[0]}`")
+        if function._schema.is_mutable and isinstance(args[0], torch.Tensor) and (name := self._known(args[0])):
+            raise Unrecordable(f"the loader changes `{name}` by `{packet}`, which is no copy of the checkpoint")
         result = function(*args, **(kwargs or {}))
         if packet in _CLONES and isinstance(result, torch.Tensor) and _storage(result) != _storage(args[0]):
             self._clone(args[0], result)
@@ -68,6 +70,13 @@ class Tracing(TorchDispatchMode):
 
     def _is_target(self, tensor: Any) -> bool:
         return isinstance(tensor, torch.Tensor) and _storage(tensor) in self._targets
+
+    def _known(self, tensor: torch.Tensor) -> str | None:
+        """The target, or the source, whose elements a tensor shows."""
+        if self._is_target(tensor):
+            return self._targets[_storage(tensor)][0]
+        found = self._find(tensor)
+        return found and found[0]
 
     def _find(self, tensor: torch.Tensor) -> tuple[str, Sequence[int], list[tuple[Sequence[int], View]]] | None:
         """The source that a tensor shows, by way of which copies."""
