@@ -80,7 +80,7 @@ def save(directory, tensors, **changes):
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def resource(file, world, tensor_parallel, layout, replicas=1, config=CONFIG):
+def resource(file, world, tensor_parallel, layout, config=CONFIG):
     """Writes a resource: FSDP2 in float32 over `world` ranks, one pool of engines."""
     fsdp2 = {
         "layout": "v1",
@@ -95,7 +95,7 @@ def resource(file, world, tensor_parallel, layout, replicas=1, config=CONFIG):
     pool = {
         "name": "default",
         "ranksPerReplica": tensor_parallel,
-        "minReplicas": replicas,
+        "minReplicas": 1,
         "ranks": {"type": "StatefulSet", "ranksPerPod": tensor_parallel},
         "layout": layout,
     }

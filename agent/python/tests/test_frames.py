@@ -17,6 +17,7 @@ from listener import Listener, read_exactly, read_frame, send_frame  # noqa: E40
 
 import weightrefit  # noqa: E402
 from weightrefit import engine, trainer, wire  # noqa: E402
+from weightrefit.recording import Piece  # noqa: E402
 
 PAGE = (fleet.ROOT / "docs/agent-socket.md").read_text()
 
@@ -45,7 +46,7 @@ class Documented(unittest.TestCase):
                 calls.append(("resume", version.step))
 
         with mock.patch.object(engine, "draw_instance", return_value="e1" * 16):
-            tensors = [weightrefit.Tensor("w", "f32", (4, 4))]
+            tensors = [weightrefit.Tensor("w", "f32", (4, 4), (Piece("w", None, (((0, 0, 4),), ((0, 0, 4),))),))]
             rank = weightrefit.Engine("default", "a", 0, tensors, Callbacks(), socket=listener.path)
         self.addCleanup(rank.close)
         registering = threading.Thread(target=rank.register)

@@ -99,7 +99,7 @@ class Bed:
         self.tensor_parallel = tensor_parallel
         self.site = installed(self.directory)
         self._processes = []
-        file = qwen.resource(f"{self.directory}/refit.yaml", self.WORLD, tensor_parallel, layout, replicas)
+        file = qwen.resource(f"{self.directory}/refit.yaml", self.WORLD, tensor_parallel, layout)
         self.fleet = fleet.Fleet(file, replicas=replicas)
         # The engines start on weights that no version has.
         self.first = f"{self.directory}/first"

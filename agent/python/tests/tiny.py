@@ -77,9 +77,10 @@ class TrainerRank:
 class EngineRank:
     """One engine rank, and its callbacks."""
 
-    def __init__(self, of, replica, rank, **options):
+    def __init__(self, of, replica, rank, pieces=None, **options):
+        pieces = pieces or {}
         self.live = {name: np.full(part.shape, 0x7FC0, np.uint16) for name, part in inference_part(full(0), rank).items()}
-        tensors = [weightrefit.Tensor(name, "bf16", part.shape) for name, part in self.live.items()]
+        tensors = [weightrefit.Tensor(name, "bf16", part.shape, pieces.get(name)) for name, part in self.live.items()]
         self.rank, self.calls, self.wrong = rank, [], {}
         socket = of.socket_of(f"inference/default/{replica}/{rank}")
         self.client = weightrefit.Engine("default", replica, rank, tensors, self, socket=socket, **options)
