@@ -13,7 +13,7 @@ EXAMPLE ?= examples/minilm.yaml
 ROUNDS ?= 3
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 tools:
 	@tests/tools
@@ -43,6 +43,9 @@ chart-test: ## Check the charts: lint, schemas, what is rendered, alerts
 bench: build ## Measure transfer and digest; prints tables and writes target/bench/*.json
 	@tests/fresh.py cargo bench --locked --workspace --bench '*'
 
+bench-client: build ## Measure what the Python client costs; prints figures and writes target/bench/client.json
+	@WEIGHTREFIT_BIN="$(BIN)" "$$(tests/cache venv)/bin/python" agent/python/benches/client.py
+
 lint: tools ## Check format, lints and documentation only
 	@tests/run format clippy docs
 
@@ -52,4 +55,4 @@ fmt: tools ## Format the Rust code
 clean: ## Remove build output of this checkout and the compiled crates in the cache
 	rm -rf target "$(CARGO_TARGET_DIR)"
 
-.PHONY: help tools weights build demo test test-torch test-engines chart-test bench lint fmt clean
+.PHONY: help tools weights build demo test test-torch test-engines chart-test bench bench-client lint fmt clean

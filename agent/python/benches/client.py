@@ -1,0 +1,143 @@
+"""What the client itself costs, with a real agent: `make bench-client`.
+
+Prints one line for each figure and writes target/bench/client.json, in the form of the other benches. Nothing is
+asserted: the bars are goals, and a busy machine misses them.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
+import fleet
+import yaml
+
+import weightrefit
+from weightrefit import engine, wire
+
+TENSORS = 1_000
+MANY = 100_000
+ROUNDS = 20
+
+
+def resource(file):
+    whole = {
+        "layout": "v1",
+        "sizes": {"rank": 1},
+        "world": 1,
+        "grids": {"all": ["rank"]},
+        "axes": {"none": []},
+        "stages": {"axis": "none", "layers": [[0, 1]]},
+        "rules": [{"hf": "(?P<n>.*)", "to": "{n}"}],
+    }
+    layout = {"type": "Inline", "inline": whole}
+    tensors = [{"name": f"tensor.{number}", "shape": [64], "dtype": "f32"} for number in range(TENSORS)]
+    ranks = {"type": "StatefulSet", "ranksPerPod": 1}
+    spec = {
+        "model": {"type": "TensorTable", "tensorTable": {"configMapKeyRef": {"name": "table", "key": "t"}}},
+        "training": {"worldSize": 1, "ranks": ranks, "layout": layout},
+        "inference": {"pools": [{"name": "default", "ranksPerReplica": 1, "minReplicas": 1, "ranks": ranks, "layout": layout}]},
+    }
+    refit = {"apiVersion": "weightrefit.dev/v1alpha1", "kind": "WeightRefit", "metadata": {"name": "bench", "namespace": "bench"}, "spec": spec}
+    table = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "table", "namespace": "bench"}, "data": {"t": json.dumps({"tensors": tensors})}}
+    file.write_text(yaml.safe_dump_all([refit, table]))
+
+
+class Engine(weightrefit.Engine):
+    """Measures what a commit costs beside the callbacks."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.overheads, self.inside = [], 0.0
+
+    def _commit(self, *arguments):
+        begin, self.inside = time.perf_counter(), 0.0
+        super()._commit(*arguments)
+        self.overheads.append(time.perf_counter() - begin - self.inside)
+
+    def _do(self, *arguments):
+        begin = time.perf_counter()
+        try:
+            return super()._do(*arguments)
+        finally:
+            self.inside += time.perf_counter() - begin
+
+
+class Callbacks:
+    def pause(self):
+        pass
+
+    def apply(self, staging):
+        pass
+
+    def commit(self, version):
+        return []
+
+    def resume(self, version):
+        pass
+
+
+def rounds():
+    """Seconds of `publish`, and of a commit beside its callbacks: the median of all rounds."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = pathlib.Path(directory, "refit.yaml")
+        resource(file)
+        of = fleet.Fleet(file)
+        try:
+            tensors = [weightrefit.Tensor(f"tensor.{number}", "f32", (64,)) for number in range(TENSORS)]
+            with weightrefit.Trainer(0, "bench", socket=of.socket_of("training/0")) as trainer:
+                seat = next(word for words in of.agents.values() for word in words if word.startswith("inference/"))
+                with Engine("default", seat.split("/")[2], 0, tensors, Callbacks(), socket=of.socket_of(seat)) as rank:
+                    placed = weightrefit.place(tensors)
+                    fleet.together(lambda: trainer.register(placed), rank.register)
+                    publishes = []
+                    for step in range(1, ROUNDS + 1):
+                        placed[0].buffer[:4] = step.to_bytes(4, "little")
+                        begin = time.perf_counter()
+                        trainer.publish(step)
+                        publishes.append(time.perf_counter() - begin)
+                        trainer.wait_released()
+                        rank.wait_served(step, fleet.PATIENCE)
+                    return sorted(publishes)[ROUNDS // 2], sorted(rank.overheads)[ROUNDS // 2]
+        finally:
+            of.close()
+
+
+def encoding():
+    """Seconds to make the pages of a large registration."""
+    tensors = [weightrefit.Tensor(f"model.layers.{n // 400}.mlp.experts.{n % 400}.gate_proj.weight", "bf16", (128, 64)) for n in range(MANY)]
+    begin = time.perf_counter()
+    for page, _ in engine._pages(tensors):
+        wire.encode(page)
+    return time.perf_counter() - begin
+
+
+def importing():
+    """Seconds that `import weightrefit` adds to a Python start: the best of five."""
+    program = "import time; t = time.perf_counter(); import weightrefit; print(time.perf_counter() - t)"
+    package = str(fleet.ROOT / "agent/python")
+    found = [subprocess.run([sys.executable, "-c", program], cwd=package, capture_output=True, check=True).stdout for _ in range(5)]
+    return min(map(float, found))
+
+
+def main():
+    publish, commit = rounds()
+    rows = [
+        (f"publish of {TENSORS} tensors", publish, 0.005),
+        (f"commit of {TENSORS} tensors, beside its callbacks", commit, 0.005),
+        (f"pages of a registration of {MANY} tensors", encoding(), 1.0),
+        ("import weightrefit", importing(), 0.05),
+    ]
+    out = [{"name": name, "value": 1e3 * value, "unit": "ms", "peer": None, "bar": 1e3 * bar, "pass": value < bar} for name, value, bar in rows]
+    for row in out:
+        print(f"{row['name']:48} {row['value']:9.3f} ms   goal {row['bar']:7.1f} ms")
+    file = fleet.ROOT / "target/bench/client.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(out, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
