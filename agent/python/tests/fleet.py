@@ -130,6 +130,12 @@ class Fleet:
         raise AssertionError(f"the coordinator ended:\n{self.log('coordinator')}")
 
 
+def has_failed(test):
+    """Whether a test has failed so far; asked in a cleanup, where unittest's own flag speaks of the cleanup."""
+    result = test._outcome.result
+    return any(failed is test for failed, _ in result.failures + result.errors)
+
+
 class FleetTest(unittest.TestCase):
     """Starts a fleet, and shows its logs where the test fails."""
 
@@ -142,8 +148,7 @@ class FleetTest(unittest.TestCase):
         self.addCleanup(self._end)
 
     def _end(self):
-        outcome = self._outcome
-        if outcome is not None and not outcome.success:
+        if has_failed(self):
             print(self.fleet.logs(), file=sys.stderr)
         self.fleet.close()
 

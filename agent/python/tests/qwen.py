@@ -51,7 +51,8 @@ def model(seed, **changes):
         for parameter in made.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
-        made.model.embed_tokens.weight.normal_()
+        # As large as that, a tied head would say nothing but the word before.
+        made.model.embed_tokens.weight.normal_(0, 0.1 if made.config.tie_word_embeddings else 1)
     return made
 
 
@@ -100,7 +101,7 @@ def resource(file, world, tensor_parallel, layout, config=CONFIG):
         "layout": layout,
     }
     key = {"configMapKeyRef": {"name": "qwen-config", "key": "config.json"}}
-    seconds = {name: 60 for name in ("publish", "prepare", "pause", "transfer", "verify", "commit", "resume")} | {"total": 300}
+    seconds = {name: 60 for name in ("prepare", "pause", "transfer", "verify", "commit", "resume")} | {"publish": 10, "total": 300}
     refit = {
         "apiVersion": "weightrefit.dev/v1alpha1",
         "kind": "WeightRefit",

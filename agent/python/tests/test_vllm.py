@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -164,7 +165,7 @@ class Bed:
 class BedTest(unittest.TestCase):
     def bed(self, layout, **sizes):
         bed = Bed(layout, **sizes)
-        self.addCleanup(lambda: bed.close(show=not self._outcome.success))
+        self.addCleanup(lambda: bed.close(show=fleet.has_failed(self)))
         return bed
 
     def assert_same_words(self, got, want):
@@ -335,7 +336,7 @@ class Refitted(BedTest):
         before = engine.do("generate", prompts=PROMPTS)
         for rank, step in zip(bed.ranks, (8, 9, 9)):
             rank.tell(f"refused {step}")
-        self.assertIn("PublishSkew", [rank.answer() for rank in bed.ranks])
+        self.assertNotIn("Read", [rank.answer() for rank in bed.ranks])
         self.assertEqual(engine.do("generate", prompts=PROMPTS), before)
         self.assertEqual(engine.do("version"), "0.2")
         # A worker that fails half way: the engine says nothing until it was given a whole version.
@@ -380,12 +381,17 @@ class Refitted(BedTest):
         engines[1].kill()
         self.assertEqual([rank.answer() for rank in bed.ranks], ["Read"] * 3)
         self.assertEqual(bed.refit(2, wait="quorum:1").outcome, "Committed")
+        words = engines[0].do("generate", prompts=PROMPTS)
         again = bed.replica(bed.replicas[1])
         self.assertEqual(again.answer(), "loaded")
         again.answer()
-        # It says nothing before it was given a version, so this waits.
-        self.assertEqual(again.do("generate", prompts=PROMPTS)[0][0], engines[0].do("generate", prompts=PROMPTS)[0][0])
-        self.assertEqual((again.do("version"), engines[0].do("version")), ("0.2", "0.2"))
+        # It says nothing before it was given a version.
+        again.do("stream", name="waits", prompt=PROMPTS[0], tokens=24)
+        self.assertEqual(engines[0].do("generate", prompts=PROMPTS), words)
+        self.refitted(bed, 3)
+        (want, _), *_ = engines[0].do("generate", prompts=PROMPTS)
+        self.assertEqual(again.do("finished", name="waits"), ["length", want])
+        self.assertEqual((again.do("version"), engines[0].do("version")), ("0.3", "0.3"))
 
     def test_a_float32_checkpoint_that_the_engine_holds_in_bfloat16_is_refused_unless_that_is_meant(self):
         bed = self.bed({"type": "Registered"}, tensor_parallel=1)
@@ -402,6 +408,57 @@ class Refitted(BedTest):
             if want:
                 self.assertIn("in float32 and the engine holds it in bfloat16", told["refused"]["message"])
             engine.end()
+
+
+TRAINER = """
+import os, sys, torch
+sys.path[:0] = {path!r}
+import fleet
+MODEL, steps = {model!r}, 2
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", init_method="file://" + {group!r}, rank={rank}, world_size=2)
+def train(step, model):
+    for parameter in model.parameters():
+        parameter.data.mul_(1 + step / 10)
+"""
+
+ENGINE = """
+import multiprocessing, vllm.v1.engine.utils, vllm.v1.executor.multiproc_executor
+for module in (vllm.v1.engine.utils, vllm.v1.executor.multiproc_executor):
+    module.get_mp_context = lambda: multiprocessing.get_context("fork")
+MODEL, REPLICA, prompt = {model!r}, {replica!r}, {{"prompt_token_ids": [5, 6, 7]}}
+options = dict(max_model_len=128, enforce_eager=True, skip_tokenizer_init=True, block_size=32, distributed_executor_backend="mp")
+"""
+
+
+@needs_vllm
+class Page(unittest.TestCase):
+    def test_its_blocks_refit_an_engine(self):
+        page = (fleet.ROOT / "docs/vllm.md").read_text()
+        blocks = {name: block for _, name, block in re.findall(r"```(yaml|python) (\w+)\n(.*?)```", page, re.S)}
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        directory, model = scratch.name, f"{scratch.name}/model"
+        qwen.save(model, {name: tensor.bfloat16() for name, tensor in qwen.model(seed=1).state_dict().items()})
+        files = [pathlib.Path(directory, name) for name in ("refit.yaml", "config.yaml")]
+        files[0].write_text(blocks["refit"])
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "qwen-config", "namespace": "rl"}}
+        files[1].write_text(json.dumps(config | {"data": {"config.json": json.dumps(qwen.CONFIG)}}))
+        of = fleet.Fleet(*files)
+        self.addCleanup(of.close)
+        seat = next(word for words in of.agents.values() for word in words if word.startswith("inference/"))
+        values = {"path": [str(HERE), str(HERE.parent)], "model": model, "group": f"{directory}/group", "replica": seat.split("/")[2]}
+        programs = [(f"trainer-{rank}", TRAINER.format(rank=rank, **values) + blocks["trainer"], "training/0") for rank in range(2)]
+        programs.append(("engine", ENGINE.format(**values) + blocks["engine"], seat))
+        env = {"PYTHONPATH": installed(directory), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+        processes = []
+        for name, program, where in programs:
+            processes.append(Process(name, [sys.executable, "-c", program], directory, WEIGHTREFIT_SOCKET=of.socket_of(where), **env))
+            self.addCleanup(processes[-1].kill)
+        for process in processes:
+            out, _ = process.process.communicate(timeout=STARTING)
+            self.assertEqual(process.process.returncode, 0, process.log.read_text(errors="replace")[-6000:])
+        self.assertRegex(out, r"^0\.[12] \[\d+")
 
 
 if __name__ == "__main__":

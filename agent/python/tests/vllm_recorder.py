@@ -63,7 +63,7 @@ class Recorder:
                 {"name": t.name, "dtype": t.dtype, "shape": t.shape, "pieces": [piece.json() for piece in t.pieces]} for t in recorded
             ],
             "explained": self.live.explained,
-            "parameters": sorted(name for name, _ in self.module.named_parameters(remove_duplicate=False)),
+            "parameters": sorted(name for name, _ in self.module.named_parameters()),
             "moved": before != self.pointers(),
         }
 

@@ -210,11 +210,10 @@ class Controller:
     async def _apply_rank(self, rank: int, seat: _Seat, frame: Frame) -> Frame:
         if not self._paused:
             raise Misuse("EngineRefused", "the engine is not paused")
-        seat.applied = asyncio.get_running_loop().create_future()
-        waiting = [other.applied for other in self._seats.values()]
-        if all(applied is not None for applied in waiting) and len(waiting) == self._ranks:
+        seat.applied = applied = asyncio.get_running_loop().create_future()
+        if len(self._seats) == self._ranks and all(other.applied for other in self._seats.values()):
             await self._apply()
-        await seat.applied
+        await applied
         return {"type": "done"}
 
     async def _commit_rank(self, rank: int, seat: _Seat, frame: Frame) -> Frame:
