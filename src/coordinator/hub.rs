@@ -387,13 +387,10 @@ impl<R: EpochRecord> Hub<R> {
             return;
         };
         let heard = match heard(&mut self.roster, incarnation, message) {
+            Ok(Some(Heard::Recorded { seat, page })) => return self.recorded(session, seat, page),
             Ok(Some(heard)) => heard,
             Ok(None) => return,
             Err(fault) => return self.refuse(session, fault),
-        };
-        let heard = match heard {
-            Heard::Recorded { seat, page } => return self.recorded(session, seat, page),
-            heard => heard,
         };
         // It belongs to another resource, of the same name perhaps, and can only begin anew.
         if matches!(&heard, Heard::Refused(fault) if fault.code == Code::Unauthorized.name()) {
@@ -418,7 +415,7 @@ impl<R: EpochRecord> Hub<R> {
                     }
                     view.last_round = Some(ended);
                 }
-                Heard::Recorded { .. } => unreachable!("taken above"),
+                Heard::Recorded { .. } => {} // no view shows it
             }
         });
     }

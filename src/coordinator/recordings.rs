@@ -111,3 +111,38 @@ impl Recordings {
         Some(json!({"layout": "v1", "ranks": ranks}))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weightrefit_core::id::Rank;
+
+    fn page(page: u32, pages: u32, tensors: &str) -> v1::Recorded {
+        v1::Recorded { claim: None, page, pages, tensors: tensors.as_bytes().to_vec() }
+    }
+
+    #[test]
+    fn pages_come_in_order_and_say_what_tensors_are() {
+        let seat = Seat::Inference { pool: "p".into(), replica: "r".into(), rank: Rank(0) };
+        let tensor = r#"[{"name": "w", "dtype": "bf16", "shape": [4], "pieces": []}]"#;
+        let mut recordings = Recordings::default();
+        assert_eq!(recordings.hear(seat.clone(), page(0, 2, tensor)), Ok(false));
+        assert_eq!(recordings.hear(seat.clone(), page(1, 2, tensor)), Ok(true));
+        assert_eq!(recordings.ranks[&seat].tensors.len(), 2);
+        assert_eq!(recordings.hear(seat.clone(), page(0, 1, tensor)), Ok(true), "it begins anew");
+        assert_eq!(recordings.ranks[&seat].tensors.len(), 1);
+        let long = format!("[{}]", " ".repeat(limits::RECORDING_BYTES_MAX));
+        for (wrong, want) in [
+            (page(1, 2, tensor), "page 1 of 2 of what inference/p/r/0 has recorded is not due"),
+            (page(0, 0, tensor), "page 0 of 0 of what inference/p/r/0 has recorded is not due"),
+            (page(0, 1, "[{}]"), "what inference/p/r/0 has recorded cannot be read: missing field `name`"),
+            (page(0, 1, &long), "inference/p/r/0 has recorded more than 16777216 bytes"),
+        ] {
+            let fault = recordings.hear(seat.clone(), wrong).expect_err(want);
+            assert_eq!(fault.code, Code::Unsupported.name());
+            assert!(fault.message.starts_with(want), "{}", fault.message);
+        }
+        recordings.forget(&seat);
+        assert!(recordings.ranks.is_empty());
+    }
+}
