@@ -307,12 +307,19 @@ async fn only_a_member_accepts_its_membership_and_only_the_leader_reports() {
         );
         Kind::RoundEnded(v1::RoundEnded { json })
     };
+    let recorded = |replica: &str, rank: u32, tensors: &str| {
+        let (side, pool, replica) = ("inference".into(), "default".into(), replica.into());
+        let claim = Some(v1::Claim { side, pool, replica, rank });
+        Kind::Recorded(v1::Recorded { claim, page: 1, pages: 2, tensors: tensors.into() })
+    };
     let (late, future) = (accepted(&|a| a.epoch = 0), accepted(&|a| a.epoch = 2));
     let rows = [
         ("a future epoch", future, "StaleEpoch"),
         ("another membership", accepted(&|a| a.membership_digest = "?".into()), "StaleEpoch"),
         ("no plan", accepted(&|a| a.plan_digest = "x".repeat(500)), "Unsupported"),
         ("an engine's report", report(1, 0), "Unauthorized"),
+        ("a recording of another's rank", recorded("a", 1, "[]"), "Unauthorized"),
+        ("a page that is not due", recorded("a", 0, "[]"), "Unsupported"),
     ];
     let mut view = world.coordinator.view();
     for (what, lie, want) in rows {
