@@ -64,7 +64,11 @@ class WeightrefitBackend(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Records the model and registers it; how that went, the controller is told."""
         self.shutdown()
         number = self.parallel_config.rank
-        channel = RankChannel(init_info.controller, number)
+        try:
+            channel = RankChannel(init_info.controller, number)
+        except OSError as error:
+            logger.error("rank %d cannot reach the controller at %s: %s", number, init_info.controller, error)
+            return
         try:
             live = LiveModel(self.model, self.model_config, self.device)
             checkpoint = tensors(init_info.checkpoint)
@@ -125,7 +129,14 @@ class _Rank:
         except Exception as error:
             logger.exception("the staged weights could not be applied")
             self._failed = error
+            self._put_back()
+
+    def _put_back(self) -> None:
+        try:
             self._live.abort()
+        except Exception:
+            # The rank stays dirty and serves nothing either way.
+            logger.exception("modules that were not applied could not be put back")
 
     def pause(self) -> None:
         self._channel.ask("pause")
