@@ -40,13 +40,14 @@ EXPERTS = CONFIG | {
 
 
 def model(seed, **changes):
-    """The dense model in float32, with weights that make it say something: the same on every rank."""
+    """The model in float32, with weights that make it say something: the same on every rank."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = {name: value for name, value in (CONFIG | changes).items() if name != "torch_dtype"}
+    config = {name: value for name, value in (CONFIG | changes).items() if name not in ("torch_dtype", "model_type")}
     torch.manual_seed(seed)
-    made = Qwen3ForCausalLM(Qwen3Config(**config)).float()
+    kind = AutoConfig.for_model((CONFIG | changes)["model_type"], **config)
+    made = AutoModelForCausalLM.from_config(kind).float()
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.dim() > 1:
@@ -56,19 +57,37 @@ def model(seed, **changes):
     return made
 
 
-def experts(seed):
-    """Tensors of a checkpoint with experts, as it names them; in float32."""
+def checkpoint(tensors):
+    """A model's tensors as a checkpoint names them: of each expert its own, where transformers holds them fused."""
+    out = {}
+    for name, tensor in tensors.items():
+        prefix, _, last = name.rpartition(".")
+        if last == "gate_up_proj":
+            for expert, both in enumerate(tensor):
+                out[f"{prefix}.{expert}.gate_proj.weight"], out[f"{prefix}.{expert}.up_proj.weight"] = both.chunk(2)
+        elif last == "down_proj":
+            out |= {f"{prefix}.{expert}.down_proj.weight": one for expert, one in enumerate(tensor)}
+        else:
+            out[name] = tensor
+    return out
+
+
+def fused(name, tensors):
+    """A tensor of the model out of a checkpoint's."""
     import torch
 
-    tensors = {name: tensor for name, tensor in model(seed).state_dict().items() if ".mlp." not in name}
-    inner, hidden = EXPERTS["moe_intermediate_size"], EXPERTS["hidden_size"]
-    for layer in range(EXPERTS["num_hidden_layers"]):
-        at = f"model.layers.{layer}.mlp."
-        tensors[f"{at}gate.weight"] = torch.randn(EXPERTS["num_experts"], hidden) * hidden**-0.5
-        for expert in range(EXPERTS["num_experts"]):
-            for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
-                tensors[f"{at}experts.{expert}.{name}_proj.weight"] = torch.randn(shape) * shape[1] ** -0.5
-    return tensors
+    def expert(number, part):
+        return tensors[f"{name.rpartition('.')[0]}.{number}.{part}_proj.weight"]
+
+    numbers = range(EXPERTS["num_experts"])
+    if name.endswith("gate_up_proj"):
+        return torch.stack([torch.cat([expert(number, "gate"), expert(number, "up")]) for number in numbers])
+    return torch.stack([expert(number, "down") for number in numbers]) if name.endswith("experts.down_proj") else tensors[name]
+
+
+def experts(seed):
+    """Tensors of a checkpoint with experts; in float32."""
+    return checkpoint(model(seed, **EXPERTS).state_dict())
 
 
 def save(directory, tensors, **changes):
@@ -78,11 +97,13 @@ def save(directory, tensors, **changes):
     directory = pathlib.Path(directory)
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(CONFIG | changes))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file({name: tensor.clone().contiguous() for name, tensor in checkpoint(tensors).items()}, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def resource(file, world, tensor_parallel, layout, config=CONFIG):
     """Writes a resource: FSDP2 in float32 over `world` ranks, one pool of engines."""
+    fused = "(?P<p>.*\\.mlp\\.experts)\\.(?P<e>\\d+)\\."
+    expert = {"by": "dp_shard", "of": EXPERTS["num_experts"], "kind": "chunk", "stack": True}
     fsdp2 = {
         "layout": "v1",
         "dtype": "f32",
@@ -91,7 +112,12 @@ def resource(file, world, tensor_parallel, layout, config=CONFIG):
         "grids": {"all": ["dp_shard"]},
         "axes": {"none": []},
         "stages": {"axis": "none", "layers": [[0, 9]]},
-        "rules": [{"hf": "(?P<n>.*)", "to": "{n}", "cut": [{"dim": 0, "by": "dp_shard", "kind": "chunk"}]}],
+        "rules": [
+            {"hf": f"{fused}gate_proj\\.weight", "to": "{p}.gate_up_proj", "expert": expert, "pack": {"slot": 0}},
+            {"hf": f"{fused}up_proj\\.weight", "to": "{p}.gate_up_proj", "expert": expert, "pack": {"slot": 1}},
+            {"hf": f"{fused}down_proj\\.weight", "to": "{p}.down_proj", "expert": expert},
+            {"hf": "(?P<n>.*)", "to": "{n}", "cut": [{"dim": 0, "by": "dp_shard", "kind": "chunk"}]},
+        ],
     }
     pool = {
         "name": "default",

@@ -1,8 +1,8 @@
 """One training rank of a tiny Qwen3 in FSDP2 over gloo, in float32; driven by lines on standard input.
 
-    qwen_rank.py RANK WORLD FILE SOCKET
+    qwen_rank.py RANK WORLD FILE SOCKET CONFIG
 
-FILE is where the process group meets, and FILE.NAME are checkpoints in bfloat16, gathered for the check only. Commands:
+CONFIG is a name of qwen.py. FILE is where the process group meets, and FILE.NAME are checkpoints in bfloat16, gathered for the check only. Commands:
 
     save NAME       writes the present weights as a checkpoint
     train           one AdamW step
@@ -28,10 +28,10 @@ from weightrefit import pytorch
 
 
 class Rank:
-    def __init__(self, rank, world, file, socket):
-        self.rank, self.file = rank, file
+    def __init__(self, rank, world, file, socket, config):
+        self.rank, self.file, self.config = rank, file, getattr(qwen, config)
         mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
-        self.model = qwen.model(seed=7)
+        self.model = qwen.model(seed=7, **self.config)
         for layer in self.model.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
@@ -45,7 +45,7 @@ class Rank:
         pytorch.reshard(self.model)
         full = {name: p.full_tensor().detach().bfloat16() for name, p in self.model.named_parameters()}
         if self.rank == 0:
-            qwen.save(f"{self.file}.{name}", full)
+            qwen.save(f"{self.file}.{name}", full, **self.config)
         dist.barrier()
 
     def train(self):
@@ -57,10 +57,11 @@ class Rank:
 
     def load(self, name):
         pytorch.reshard(self.model)
-        full = load_file(f"{self.file}.{name}/model.safetensors")
+        saved = load_file(f"{self.file}.{name}/model.safetensors")
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                parameter.copy_(distribute_tensor(full[name].float(), parameter.device_mesh, parameter.placements))
+                full = qwen.fused(name, saved).float()
+                parameter.copy_(distribute_tensor(full, parameter.device_mesh, parameter.placements))
 
     def publish(self, step):
         self.shards.snapshot()
@@ -77,11 +78,11 @@ class Rank:
             return error.code
 
 
-def main(rank, world, file, socket):
+def main(rank, world, file, socket, config):
     torch.set_num_threads(1)
     rank, world = int(rank), int(world)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
-    self = Rank(rank, world, file, socket)
+    self = Rank(rank, world, file, socket, config)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()

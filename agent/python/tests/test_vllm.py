@@ -96,25 +96,26 @@ class Process:
 class Bed:
     """A training world, agents, and engines."""
 
-    WORLD = 3
-
-    def __init__(self, layout, replicas=1, tensor_parallel=2):
+    def __init__(self, layout, replicas=1, tensor_parallel=2, world=3, config="CONFIG"):
+        self.world, self.config = world, config
         self.directory = tempfile.mkdtemp(prefix="weightrefit-")
         self.tensor_parallel = tensor_parallel
         self.site = installed(self.directory)
         self._processes = []
-        file = qwen.resource(f"{self.directory}/refit.yaml", self.WORLD, tensor_parallel, layout)
+        file = qwen.resource(f"{self.directory}/refit.yaml", world, tensor_parallel, layout, config=getattr(qwen, config))
         self.fleet = fleet.Fleet(file, replicas=replicas)
         # The engines start on weights that no version has.
         self.first = f"{self.directory}/first"
-        qwen.save(self.first, {name: tensor.bfloat16() for name, tensor in qwen.model(seed=1).state_dict().items()})
+        changes = getattr(qwen, config)
+        tensors = qwen.model(seed=1, **changes).state_dict()
+        qwen.save(self.first, {name: tensor.bfloat16() for name, tensor in tensors.items()}, **changes)
         self.replicas = sorted({seat.split("/")[2] for words in self.fleet.agents.values() for seat in words if seat.startswith("inference/")})
 
     def train(self):
         file = f"{self.directory}/group"
         ranks = []
-        for rank in range(self.WORLD):
-            command = [sys.executable, str(HERE / "qwen_rank.py"), str(rank), str(self.WORLD), file, self.fleet.socket_of(f"training/{rank}")]
+        for rank in range(self.world):
+            command = [sys.executable, str(HERE / "qwen_rank.py"), str(rank), str(self.world), file, self.fleet.socket_of(f"training/{rank}"), self.config]
             ranks.append(self._start(f"trainer-{rank}", command))
         self.ranks = ranks
 
@@ -274,7 +275,7 @@ class Refitted(BedTest):
         """Trains a step and refits it."""
         bed.trainers("train")
         bed.trainers(f"save {step}")
-        self.assertEqual(bed.trainers(f"publish {step}"), ["Read"] * bed.WORLD)
+        self.assertEqual(bed.trainers(f"publish {step}"), ["Read"] * bed.world)
         report = bed.refit(step)
         self.assertEqual((report.outcome, report.left_out), ("Committed", ()))
         return report
@@ -283,11 +284,11 @@ class Refitted(BedTest):
         for engine in engines:
             self.assertEqual(engine.answer(), "loaded")
         told = [engine.answer() for engine in engines]
-        self.assertEqual([rank.answer() for rank in bed.ranks], ["ready"] * bed.WORLD)
+        self.assertEqual([rank.answer() for rank in bed.ranks], ["ready"] * bed.world)
         return told
 
-    def three_versions_and_back(self, layout):
-        bed = self.bed(layout)
+    def three_versions_and_back(self, layout, **sizes):
+        bed = self.bed(layout, **sizes)
         bed.train()
         engine = bed.replica(bed.replicas[0])
         self.started(bed, engine)
@@ -298,7 +299,7 @@ class Refitted(BedTest):
             seen[step] = engine.do("generate", prompts=PROMPTS), engine.do("checksums")
             self.assertEqual(engine.do("version"), f"0.{step}")
         bed.trainers("load 1")
-        self.assertEqual(bed.trainers("publish 4"), ["Read"] * 3)
+        self.assertEqual(bed.trainers("publish 4"), ["Read"] * bed.world)
         self.assertEqual(bed.refit(4).outcome, "Committed")
         back = engine.do("generate", prompts=PROMPTS), engine.do("checksums")
         self.assertEqual(back, seen[1], "one engine repeats itself exactly")
@@ -312,6 +313,9 @@ class Refitted(BedTest):
     def test_a_refitted_engine_says_what_a_fresh_one_says_for_three_versions_and_back_to_the_first(self):
         """Without any layout of the engine's: what its ranks record is what is planned."""
         self.three_versions_and_back({"type": "Registered"})
+
+    def test_experts_that_the_trainer_holds_fused_arrive_in_those_of_the_engine(self):
+        self.three_versions_and_back({"type": "Registered"}, world=2, config="EXPERTS")
 
     def test_what_an_engine_records_is_what_the_shipped_layout_says(self):
         """The agent compares the two."""
