@@ -63,9 +63,10 @@ class Piece:
 
     def json(self) -> dict[str, Any]:
         """As on the wire."""
-        frame: dict[str, Any] = {"tensor": self.tensor, "dims": self.runs}
+        frame: dict[str, Any] = {"tensor": self.tensor}
         if self.lead is not None:
             frame["lead"] = self.lead
+        frame["dims"] = self.runs
         if self.permute is not None:
             frame["permute"] = self.permute
         return frame

@@ -91,6 +91,9 @@ fn the_documented_bytes_are_the_bytes_on_the_socket() {
         std::fs::write(PAGE, format!("{head}```frames\n{seen}```{tail}")).expect("the page");
     }
     assert_eq!(seen, block);
+    let recorded = String::from_utf8(coordinator.recorded()).expect("JSON is UTF-8");
+    let want = r#"[{"name":"w","dtype":"f32","shape":[4,4],"pieces":[{"tensor":"w","dims":[[[0,0,4]],[[0,0,4]]]}]}]"#;
+    assert_eq!(recorded, want, "the coordinator hears what a client recorded");
 }
 
 /// Trainer and driver frames of the page, as text.

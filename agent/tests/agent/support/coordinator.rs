@@ -37,6 +37,8 @@ pub(crate) struct Heard {
     pub(crate) accepted: Vec<v1::Accepted>,
     pub(crate) states: BTreeMap<String, v1::State>,
     pub(crate) rounds: Vec<RoundReport>,
+    /// JSON lists of what clients recorded.
+    pub(crate) recorded: Vec<Vec<u8>>,
     /// What agents are told that ask for their ranks; none is refused.
     pub(crate) seats: Vec<v1::Claim>,
 }
@@ -156,6 +158,11 @@ impl Coordinator {
             heard.rounds.iter().find(|round| round.version.step == step).cloned()
         })
     }
+
+    /// Waits for what a client has recorded: a JSON list of tensors.
+    pub(crate) fn recorded(&self) -> Vec<u8> {
+        super::wait_for("recording", || self.heard.lock().expect("no panic").recorded.first().cloned())
+    }
 }
 
 fn seat(claim: &v1::Claim) -> Seat {
@@ -217,6 +224,7 @@ impl v1::coordinator_server::Coordinator for Service {
                     Kind::RoundEnded(round) => {
                         heard.rounds.push(serde_json::from_str(&round.json).expect("JSON of a round"));
                     }
+                    Kind::Recorded(page) => heard.recorded.push(page.tensors),
                 }
             }
         });
