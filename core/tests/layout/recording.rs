@@ -125,7 +125,7 @@ fn what_no_rank_can_hold_is_refused_by_name() {
         (json!({"layout": "v2", "ranks": []}), "LayoutRejected layout is `v2`, only `v1` is known"),
         (
             json!({"layout": "v1", "ranks": [], "rules": []}),
-            "LayoutRejected the document has the unknown key `rules`, nearest is `alias`",
+            "LayoutRejected the document has the unknown key `rules`, nearest is `ranks`",
         ),
         (
             json!({"layout": "v1", "ranks": [[{"name": "x"}]]}),
