@@ -128,4 +128,3 @@ def _view(tensor: torch.Tensor) -> View:
 
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
