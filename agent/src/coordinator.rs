@@ -9,6 +9,8 @@ use crate::identity::{EnrolError, Enrolment, Identity};
 use crate::limits;
 use crate::planned::{Planned, PlannedError};
 use prometheus::IntGauge;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};

@@ -49,7 +49,7 @@ impl Local {
         let documents = files.documents(printer)?;
         let refit = which.of(&documents)?;
         supported::check(&refit.value.spec).map_err(|(path, problem)| refit.refuse(path, problem))?;
-        let resolved = resolve(&documents, refit, &Options { tensors: None, replicas })?;
+        let resolved = resolve(&documents, refit, &Options { replicas, ..Options::default() })?;
         let options = local::Options { rounds, weights, metrics, faults: fault, broken };
         resolved.notes.iter().for_each(|note| printer.note(note));
         super::log("warn");
