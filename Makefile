@@ -40,6 +40,9 @@ test-engines: tools ## Refit a real vLLM from real FSDP2 ranks (fetches 3 GB onc
 chart-test: ## Check the charts: lint, schemas, what is rendered, alerts
 	@tests/run helm kubeconform charts
 
+e2e: build ## Install on a real node and use it; builds the node once, in 15 minutes
+	@WEIGHTREFIT_BIN=$(BIN) tests/e2e/run
+
 bench: build ## Measure transfer and digest; prints tables and writes target/bench/*.json
 	@tests/fresh.py cargo bench --locked --workspace --bench '*'
 
@@ -55,4 +58,4 @@ fmt: tools ## Format the Rust code
 clean: ## Remove build output of this checkout and the compiled crates in the cache
 	rm -rf target "$(CARGO_TARGET_DIR)"
 
-.PHONY: help tools weights build demo test test-torch test-engines chart-test bench bench-client lint fmt clean
+.PHONY: help tools weights build demo test test-torch test-engines chart-test e2e bench bench-client lint fmt clean

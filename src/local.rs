@@ -23,5 +23,5 @@ pub use fault::{Fault, FaultError};
 pub use launch::{Broken, BrokenError};
 pub use report::{LeftOut, LocalReport, PlanPart, RoundLine, Verdict};
 pub(crate) use resolved::settings;
-pub use run::{LocalError, Options, run};
+pub use run::{LocalError, Options, prepare, run};
 pub(crate) use world::World;

@@ -233,3 +233,30 @@ fn wait_until(what: &str, done: impl Fn() -> bool) {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+#[test]
+fn what_trainer_and_engine_read_is_written_without_a_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("UTF-8");
+    let prepare = |more: &[&str]| {
+        output(&mut local("examples/cluster-demo/refit.yaml", &[&["--prepare", path], more].concat()))
+    };
+    let first = prepare(&[]);
+    assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
+    let read = |name: &str| std::fs::read(folder.path().join(name)).expect("it was written");
+    let refit: Value = serde_json::from_slice(&read("refit.json")).expect("JSON");
+    assert_eq!(refit["pools"][0]["name"], "default");
+    let (written, bytes) = (read("refit.json"), read("weights.safetensors"));
+    // Pods that begin anew write it again; a file that is named is copied.
+    let other = tempfile::tempdir().expect("a folder");
+    let named = other.path().join("named.safetensors");
+    std::fs::copy(folder.path().join("weights.safetensors"), &named).expect("a copy");
+    std::fs::write(folder.path().join("weights.safetensors"), "").expect("a file");
+    for more in [&[][..], &["--weights", named.to_str().expect("UTF-8")]] {
+        assert!(prepare(more).status.success());
+        assert!(read("refit.json") == written && read("weights.safetensors") == bytes, "{more:?}");
+    }
+    assert_eq!(prepare(&["--rounds", "1"]).status.code(), Some(2), "it runs nothing");
+    let nowhere = output(&mut local("examples/cluster-demo/refit.yaml", &["--prepare", "/nowhere"]));
+    assert_eq!(nowhere.status.code(), Some(3), "{}", String::from_utf8_lossy(&nowhere.stderr));
+}

@@ -82,5 +82,48 @@ class Qwen25Preset(unittest.TestCase):
         self.assertEqual(plan["inference"][0]["layout"]["grids"], {"all": {"tp": 2, "pp": 1, "dp": 1}})
 
 
+class ClusterDemo(unittest.TestCase):
+    FOLDER = EXAMPLES / "cluster-demo"
+
+    def built(self):
+        """What `kubectl apply -k` sends."""
+        kubectl = subprocess.check_output([ROOT / "tests/testbed/build"], text=True).strip() + "/kubectl"
+        text = subprocess.check_output([kubectl, "kustomize", self.FOLDER], text=True)
+        return list(yaml.safe_load_all(text))
+
+    def test_it_is_valid_and_in_one_namespace(self):
+        binary = f"{os.environ['WEIGHTREFIT_BIN']}/weightrefit"
+        done = subprocess.run([binary, "validate", "-f", self.FOLDER / "refit.yaml"], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        namespaces = {object["metadata"].get("namespace") for object in self.built()}
+        self.assertEqual(namespaces, {None, "refit-demo"})
+
+    def test_its_pods_name_the_refit_and_may_take_part(self):
+        objects = self.built()
+        (refit,) = [o for o in objects if o["kind"] == "WeightRefit"]
+        rights = {}
+        roles = {o["metadata"]["name"]: o["rules"] for o in objects if o["kind"] == "Role"}
+        for binding in (o for o in objects if o["kind"] == "RoleBinding"):
+            ((rule,), (subject,)) = roles[binding["roleRef"]["name"]], binding["subjects"]
+            self.assertEqual(rule["resourceNames"], [refit["metadata"]["name"]])
+            rights[subject["name"]] = rule["verbs"]
+        for workload in (o for o in objects if o["kind"] == "StatefulSet"):
+            template = workload["spec"]["template"]
+            labels = template["metadata"]["labels"]
+            self.assertEqual(labels["weightrefit.dev/refit"], refit["metadata"]["name"])
+            verb = {"training": "publish", "inference": "receive"}[labels["weightrefit.dev/side"]]
+            self.assertEqual(rights[template["spec"]["serviceAccountName"]], [verb])
+
+    def test_its_images_are_those_of_the_charts(self):
+        chart = yaml.safe_load((ROOT / "charts/weightrefit/Chart.yaml").read_text())
+        values = yaml.safe_load((ROOT / "charts/weightrefit/values.yaml").read_text())
+        known = {f"{name}:{chart['appVersion']}" for name in ("weightrefit", values["agent"]["image"]["repository"])}
+        used = set()
+        for workload in (o for o in self.built() if o["kind"] == "StatefulSet"):
+            pod = workload["spec"]["template"]["spec"]
+            used |= {container["image"] for container in pod["initContainers"] + pod["containers"]}
+        self.assertEqual(used, known)
+
+
 if __name__ == "__main__":
     unittest.main()

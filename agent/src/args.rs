@@ -70,6 +70,13 @@ pub struct AgentArgs {
     /// Stop when this process, which must be the parent, ends; the kernel means the thread that started the agent.
     #[arg(long, value_name = "PID")]
     pub exit_with_parent: Option<u32>,
+    /// Run the agent in a process below this one, which starts it again when it fails. What it is given must be files:
+    /// each start reads them.
+    #[arg(long, conflicts_with_all = ["trust_bundle_fd", "token_fd"])]
+    pub supervise: bool,
+    /// The supervisor that has started this agent: as `--exit-with-parent`, and `--supervise` is its business.
+    #[arg(long, value_name = "PID", hide = true)]
+    pub worker_of: Option<u32>,
 }
 
 /// Which side of a refit a pod is on.

@@ -16,4 +16,5 @@ pub mod rounds;
 pub mod server;
 pub mod session;
 pub mod start;
+pub mod supervisor;
 pub mod transport;

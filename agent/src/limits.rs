@@ -179,3 +179,12 @@ pub const SHUTDOWN_MAX: Duration = Duration::from_secs(2);
 
 /// Threads of one digest: memory bandwidth is the limit beyond a few, and other ranks digest at the same time.
 pub const DIGEST_THREADS_MAX: usize = 8;
+
+/// A worker that ran this long had begun well: what ended it is news.
+pub const WORKER_SETTLED: Duration = Duration::from_secs(10);
+
+/// First pause after a worker that failed at once: long enough for a port or a file to come free.
+pub const WORKER_PAUSE_MIN: Duration = Duration::from_millis(100);
+
+/// Longest pause between workers: an agent that can work again is back well before anybody has looked.
+pub const WORKER_PAUSE_MAX: Duration = Duration::from_secs(30);

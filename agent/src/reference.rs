@@ -1,6 +1,6 @@
 //! Reference clients of the agent socket: a trainer and an engine over host memory, as processes of their own.
-//! `weightrefit local` starts them; they share no code with planner and digest, so that their verdict is worth
-//! something.
+//! `weightrefit local` starts them, and so do the pods of `examples/cluster-demo`; they share no code with planner and
+//! digest, so that their verdict is worth something.
 
 mod cleanup;
 mod engine;
@@ -26,7 +26,7 @@ pub use cleanup::CleanupArgs;
 pub use engine::EngineArgs;
 pub use trainer::TrainerArgs;
 
-/// What else this binary can be; used by `weightrefit local` only.
+/// What else this binary can be, where no real trainer and engine are.
 #[derive(Debug, Clone, Subcommand)]
 pub enum ReferenceRole {
     /// One training rank.
@@ -55,6 +55,9 @@ pub struct RankArgs {
     /// Process whose death ends this one; it must be the parent.
     #[arg(long)]
     launcher: Option<u32>,
+    /// Nobody is there to command it, as in a container: it goes on until SIGTERM.
+    #[arg(long, conflicts_with = "launcher")]
+    unattended: bool,
 }
 
 /// Why a reference process ends.

@@ -99,7 +99,7 @@ impl StartError {
 /// # Errors
 /// Why it cannot start.
 pub fn run(args: AgentArgs) -> Result<(), StartError> {
-    if let Some(parent) = args.exit_with_parent {
+    if let Some(parent) = args.worker_of.or(args.exit_with_parent) {
         follow_parent(parent)?;
     }
     log(args.log_format);
@@ -133,6 +133,8 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
         metrics: metrics_address,
         log_format: _,
         exit_with_parent: _,
+        supervise: _,
+        worker_of: _,
     } = args;
     let stop = stop_signal()?;
     let identity = Arc::new(Identity::generate(&pod_uid)?);
@@ -319,7 +321,7 @@ fn inherited(what: &'static str, fd: u32, bytes_max: u64) -> Result<Vec<u8>, Sta
 }
 
 /// Asks the kernel to end this process with its parent, and makes sure that it is not too late to ask.
-fn follow_parent(parent: u32) -> Result<(), StartError> {
+pub(crate) fn follow_parent(parent: u32) -> Result<(), StartError> {
     let failed = system("follow the parent process");
     // Nothing else reaches a process that is stopped.
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.into()))?;
@@ -334,11 +336,11 @@ fn follow_parent(parent: u32) -> Result<(), StartError> {
     Ok(())
 }
 
-fn system(action: &'static str) -> impl Fn(std::io::Error) -> StartError {
+pub(crate) fn system(action: &'static str) -> impl Fn(std::io::Error) -> StartError {
     move |source| StartError::System { action, source }
 }
 
-fn log(format: LogFormat) {
+pub(crate) fn log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {

@@ -31,6 +31,9 @@ pub(crate) struct Local {
     /// Serve each agent's metrics on this port: of 127.0.0.2 those of the first, of 127.0.0.3 those of the next
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     metrics: Option<u16>,
+    /// Run nothing: write what the reference trainer and engine read into this folder, for runs elsewhere
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["rounds", "metrics", "output", "fault", "broken"])]
+    prepare: Option<PathBuf>,
     /// Format of stdout; json is `weightrefit.local/v1`
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
@@ -45,11 +48,14 @@ pub(crate) struct Local {
 impl Local {
     pub(crate) fn run(self, printer: &Printer) -> Result<(), Failure> {
         // All fields by name, so that none is forgotten.
-        let Self { files, which, rounds, replicas, weights, metrics, output, fault, broken } = self;
+        let Self { files, which, rounds, replicas, weights, metrics, prepare, output, fault, broken } = self;
         let documents = files.documents(printer)?;
         let refit = which.of(&documents)?;
         supported::check(&refit.value.spec).map_err(|(path, problem)| refit.refuse(path, problem))?;
         let resolved = resolve(&documents, refit, &Options { replicas, ..Options::default() })?;
+        if let Some(folder) = prepare {
+            return local::prepare(&resolved, weights, &folder).map_err(failure);
+        }
         let options = local::Options { rounds, weights, metrics, faults: fault, broken };
         resolved.notes.iter().for_each(|note| printer.note(note));
         super::log("warn");

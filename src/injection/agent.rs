@@ -75,6 +75,8 @@ fn arguments(settings: &Settings, profile: &Profile, claim: &Claim) -> Vec<Strin
         LogFormat::Json => "json",
     };
     vec![
+        // An agent that fails begins anew where it is: the container's restart count is read as the pod's health.
+        "--supervise".to_owned(),
         format!("--coordinator={}", settings.coordinator),
         format!("--coordinator-name={SERVER_NAME}"),
         format!("--trust-bundle={IDENTITY_FOLDER}/{CA_BUNDLE_KEY}"),

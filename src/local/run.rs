@@ -6,14 +6,14 @@ use super::launch::{Broken, Launch};
 use super::report::LocalReport;
 use super::resolved;
 use super::stage::{Parts, Stage};
-use super::weights::{ANNOTATION, Source};
+use super::weights::{ANNOTATION, Source, WEIGHTS_FILE};
 use super::world::World;
 use crate::api::resolve::{NoPlan, ResolvedRefit};
 use crate::coordinator::{InMemory, Refusals, Server, TlsError};
 use crate::identity::{Authority, IdentityError, Tokens, Trust};
 use crate::safetensors::HeaderError;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use weightrefit_core::layout::LayoutError;
@@ -208,12 +208,7 @@ impl LocalError {
 /// Why there is no report; every process has ended by then.
 pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport, LocalError> {
     let plan = refit.plan()?.summarize();
-    let source = match (options.weights, refit.annotations.get(ANNOTATION)) {
-        (Some(path), _) => Source::File(path),
-        (None, Some(annotation)) => Source::parse(annotation)?,
-        (None, None) => return Err(LocalError::NoWeights),
-    };
-    source.check(&refit.training.layout)?;
+    let source = source(refit, options.weights)?;
     let world = World::new(refit);
     if let Some(fault) = options.faults.iter().find(|fault| fault.key(&world).is_none()) {
         return Err(LocalError::Fault(fault.seat.to_string()));
@@ -255,6 +250,34 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
     // Dropped in reverse order: all processes end before their directory goes.
     let mut stage = Stage::new(parts)?;
     stage.run(options.rounds).await
+}
+
+/// Writes what the reference trainer and engine read, so that they can run elsewhere: `refit.json` and
+/// `weights.safetensors`, into a folder that is there.
+///
+/// # Errors
+/// The refit has no plan or no weights, or the folder takes no files.
+pub fn prepare(refit: &ResolvedRefit, weights: Option<PathBuf>, folder: &Path) -> Result<(), LocalError> {
+    refit.plan()?;
+    let failed = |source| LocalError::System { action: "write what trainer and engine read", source };
+    let path = source(refit, weights)?.file(&refit.tensors, folder)?;
+    let target = folder.join(WEIGHTS_FILE);
+    if path != target {
+        std::fs::copy(&path, &target).map_err(failed)?;
+    }
+    let json = serde_json::to_vec(&refit.for_agents()).map_err(|error| failed(error.into()))?;
+    std::fs::write(folder.join("refit.json"), json).map_err(failed)
+}
+
+/// Where the weights come from; they are those of the refit.
+fn source(refit: &ResolvedRefit, weights: Option<PathBuf>) -> Result<Source, LocalError> {
+    let source = match (weights, refit.annotations.get(ANNOTATION)) {
+        (Some(path), _) => Source::File(path),
+        (None, Some(annotation)) => Source::parse(annotation)?,
+        (None, None) => return Err(LocalError::NoWeights),
+    };
+    source.check(&refit.training.layout)?;
+    Ok(source)
 }
 
 /// The agent's binary lies beside this program.

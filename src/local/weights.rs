@@ -12,6 +12,9 @@ use weightrefit_core::model::{TensorMeta, TensorTable};
 /// Annotation of a WeightRefit that says it.
 pub(super) const ANNOTATION: &str = "weightrefit.dev/local-weights";
 
+/// Name of a file of generated weights.
+pub(super) const WEIGHTS_FILE: &str = "weights.safetensors";
+
 /// What to do where a fetched file is missing: the binary itself downloads nothing.
 const FETCH: &str = "Run `make weights` in a checkout of weightrefit, or name another safetensors file with `--weights FILE`.";
 
@@ -77,7 +80,7 @@ impl Source {
         match self {
             Self::File(path) | Self::Fetched(path) => Ok(path),
             Self::Generated { seed } => {
-                let path = directory.join("weights.safetensors");
+                let path = directory.join(WEIGHTS_FILE);
                 let written = generate(&path, tensors, seed);
                 written
                     .map_err(|source| LocalError::System { action: "write the generated weights", source })?;

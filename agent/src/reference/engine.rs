@@ -47,7 +47,7 @@ pub struct EngineArgs {
     ignore_pause: bool,
 }
 
-/// Runs until standard input ends.
+/// Runs until its input ends.
 pub(super) fn run(args: &EngineArgs) -> Result<(), ReferenceError> {
     let counts = Arc::new(Counts::default());
     let last = Arc::clone(&counts);
@@ -56,7 +56,7 @@ pub(super) fn run(args: &EngineArgs) -> Result<(), ReferenceError> {
         // A launcher that is gone reads nothing.
         let _ = say(&Told::Ended { steps, torn_reads });
     };
-    input::read_commands(Commands::AtEnd(Box::new(at_end)), args.rank.launcher)?;
+    input::read_commands(Commands::AtEnd(Box::new(at_end)), &args.rank)?;
     let refit = setup::Refit::read(&args.rank)?;
     let (shard, ranks) = refit.inference_shard(&args.pool, Rank(args.replica_rank))?;
     let live: Arc<Vec<_>> =
@@ -114,7 +114,7 @@ impl Engine<'_> {
                     self.staging = None;
                     connection = self.connect()?;
                 }
-                Event::Frame(..) | Event::Gone(_) | Event::Command(_) => {}
+                Event::Frame(..) | Event::Gone(_) | Event::Command(_) | Event::Due => {}
             }
         }
         Ok(())

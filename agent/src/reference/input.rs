@@ -1,23 +1,27 @@
-//! Standard input of a reference process: commands of its launcher, and its end when the launcher is gone.
+//! What commands a reference process and ends it: standard input of its launcher, or nobody and a signal.
 
-use super::ReferenceError;
 use super::socket::Event;
+use super::{RankArgs, ReferenceError};
 use rustix::process::Signal;
 use std::io::BufRead;
 use std::sync::mpsc::Sender;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// What happens with lines, and at the end.
 pub(super) enum Commands {
-    /// Lines are events; the end ends the process at once.
-    To(Sender<Event>),
+    /// Lines are events of each of these ranks; the end ends the process at once.
+    To(Vec<Sender<Event>>),
     /// There are no lines; the end runs this and ends the process.
     AtEnd(Box<dyn FnOnce() + Send>),
 }
 
-/// Starts to read. `launcher` is the process that must be the parent: a process that is stopped, and so cannot
+/// Starts to read. `--launcher` is the process that must be the parent: a process that is stopped, and so cannot
 /// see the end of its input, dies with it too.
-pub(super) fn read_commands(commands: Commands, launcher: Option<u32>) -> Result<(), ReferenceError> {
-    if let Some(launcher) = launcher {
+pub(super) fn read_commands(commands: Commands, args: &RankArgs) -> Result<(), ReferenceError> {
+    if args.unattended {
+        return end_when_told(commands);
+    }
+    if let Some(launcher) = args.launcher {
         let failed = |source: rustix::io::Errno| ReferenceError::System {
             action: "follow the launcher",
             source: source.into(),
@@ -31,15 +35,41 @@ pub(super) fn read_commands(commands: Commands, launcher: Option<u32>) -> Result
     std::thread::spawn(move || {
         let lines = std::io::stdin().lock().lines().map_while(Result::ok);
         match commands {
-            Commands::To(events) => {
+            Commands::To(ranks) => {
                 for line in lines {
-                    let _ = events.send(Event::Command(line));
+                    for events in &ranks {
+                        let _ = events.send(Event::Command(line.clone()));
+                    }
                 }
             }
             Commands::AtEnd(act) => {
                 lines.for_each(drop);
                 act();
             }
+        }
+        std::process::exit(0);
+    });
+    Ok(())
+}
+
+/// Ends the process at SIGTERM or SIGINT, which the first process of a container has no other use for.
+fn end_when_told(commands: Commands) -> Result<(), ReferenceError> {
+    let failed = |source| ReferenceError::System { action: "listen for signals", source };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let signals = {
+        let _entered = runtime.enter();
+        (signal(SignalKind::terminate()).map_err(failed)?, signal(SignalKind::interrupt()).map_err(failed)?)
+    };
+    std::thread::spawn(move || {
+        let (mut terminate, mut interrupt) = signals;
+        runtime.block_on(async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        });
+        if let Commands::AtEnd(act) = commands {
+            act();
         }
         std::process::exit(0);
     });

@@ -21,6 +21,8 @@ pub(super) enum Event {
     Gone(u64),
     /// A line of standard input.
     Command(String),
+    /// It is time for the next step.
+    Due,
 }
 
 /// One connection.

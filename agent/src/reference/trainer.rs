@@ -1,6 +1,6 @@
-//! The reference trainer: one training rank. It holds its shard of a weights file in a sealed memory, and for each
-//! `publish STEP` on standard input changes the shard in place, publishes, and waits until the memory is its own
-//! again.
+//! The reference trainer: training ranks of one process. Each holds its shard of a weights file in a sealed memory, and
+//! for each `publish STEP` on standard input, or every so many seconds, changes the shard in place, publishes, and waits
+//! until the memory is its own again.
 
 use super::input::{self, Commands};
 use super::rule::Step;
@@ -10,8 +10,10 @@ use super::{RankArgs, ReferenceError, say, setup};
 use crate::memory::{self, Mapping};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
 use weightrefit_core::code::Policy;
 use weightrefit_core::id::{Incarnation, Rank};
 use weightrefit_proto::reference::Told;
@@ -28,29 +30,62 @@ const ALIGNMENT: u64 = 64;
 pub struct TrainerArgs {
     #[command(flatten)]
     rank: RankArgs,
-    /// Which training rank.
-    #[arg(long)]
-    training_rank: u32,
-    /// Token that all ranks of one start of the trainer share.
-    #[arg(long)]
-    world: String,
+    /// Which training rank. Repeat for several.
+    #[arg(long = "training-rank", required = true)]
+    training_ranks: Vec<u32>,
+    /// Token that all ranks of one start of the trainer share; drawn where this process has all of them.
+    #[arg(long, required_unless_present = "unattended")]
+    world: Option<String>,
+    /// Publish a step so many seconds after the one before; by itself it publishes none.
+    #[arg(long, value_name = "SECONDS", requires = "unattended")]
+    every: Option<u64>,
     /// Publish weights of the next step under each step's number, as a trainer with a wrong rule would.
     #[arg(long)]
     wrong_rule: bool,
 }
 
-/// Runs until standard input ends.
+/// Runs until its input ends, or until a rank cannot go on.
 pub(super) fn run(args: &TrainerArgs) -> Result<(), ReferenceError> {
-    let (events, queue) = mpsc::channel();
-    input::read_commands(Commands::To(events.clone()), args.rank.launcher)?;
+    let channels: Vec<_> = args.training_ranks.iter().map(|rank| (Rank(*rank), mpsc::channel())).collect();
+    let commanded = channels.iter().map(|(_, (events, _))| events.clone()).collect();
+    input::read_commands(Commands::To(commanded), &args.rank)?;
     let refit = setup::Refit::read(&args.rank)?;
-    let shard = refit.training_shard(Rank(args.training_rank))?;
-    let trainer = Trainer::new(args, shard, events)?;
-    trainer.run(&queue)
+    let world = match &args.world {
+        Some(world) => world.clone(),
+        None => crate::identity::draw_incarnation()?.to_string(),
+    };
+    let pace = args.every.map(|every| Pace { every: Duration::from_secs(every), furthest: Arc::default() });
+    let (ended, first) = mpsc::channel();
+    for (rank, (events, queue)) in channels {
+        let shard = refit.training_shard(rank)?;
+        let trainer = Trainer::new(args.clone(), (rank, world.clone()), shard, events)?;
+        let (ended, pace) = (ended.clone(), pace.clone());
+        // Nobody listens any more where another rank has ended first.
+        std::thread::spawn(move || drop(ended.send(trainer.run(&queue, pace))));
+    }
+    // Ranks of a trainer live and die together.
+    first.recv().unwrap_or(Ok(()))
 }
 
-struct Trainer<'a> {
-    args: &'a TrainerArgs,
+/// When steps are published without a command, and which.
+#[derive(Debug, Clone)]
+struct Pace {
+    every: Duration,
+    /// Of all ranks: one whose step was refused goes on with the others'.
+    furthest: Arc<AtomicI64>,
+}
+
+impl Pace {
+    fn step_after(&self, last: i64) -> i64 {
+        let next = last + 1;
+        self.furthest.fetch_max(next, Ordering::Relaxed).max(next)
+    }
+}
+
+struct Trainer {
+    args: TrainerArgs,
+    rank: Rank,
+    world: String,
     shard: Shard,
     /// First byte of each local tensor in the memory.
     offsets: Vec<u64>,
@@ -62,8 +97,13 @@ struct Trainer<'a> {
     connections: u64,
 }
 
-impl<'a> Trainer<'a> {
-    fn new(args: &'a TrainerArgs, shard: Shard, events: Sender<Event>) -> Result<Self, ReferenceError> {
+impl Trainer {
+    fn new(
+        args: TrainerArgs,
+        (rank, world): (Rank, String),
+        shard: Shard,
+        events: Sender<Event>,
+    ) -> Result<Self, ReferenceError> {
         let mut bytes = 0;
         let mut offsets = Vec::new();
         for local in &shard.locals {
@@ -72,18 +112,36 @@ impl<'a> Trainer<'a> {
         }
         let (descriptor, memory) = memory::create("weightrefit-trainer", bytes)?;
         let instance = crate::identity::draw_incarnation()?;
-        Ok(Self { args, shard, offsets, memory, descriptor, bytes, instance, events, connections: 0 })
+        Ok(Self {
+            args,
+            rank,
+            world,
+            shard,
+            offsets,
+            memory,
+            descriptor,
+            bytes,
+            instance,
+            events,
+            connections: 0,
+        })
     }
 
-    fn run(mut self, queue: &Receiver<Event>) -> Result<(), ReferenceError> {
+    fn run(mut self, queue: &Receiver<Event>, pace: Option<Pace>) -> Result<(), ReferenceError> {
         say(&Told::Loaded { bytes: self.bytes })?;
         let mut connection = self.connect(None)?;
         let mut registered = false;
         let mut offered = None;
         let mut commands = VecDeque::new();
-        // The sender in `self` keeps the channel open; the process ends with its standard input.
-        while let Ok(event) = queue.recv() {
+        let mut last = 0;
+        let mut due = pace.as_ref().map(|pace| Instant::now() + pace.every);
+        // The sender in `self` keeps the channel open; the process ends with its input.
+        while let Some(event) = next_event(queue, due) {
             match event {
+                Event::Due => {
+                    due = None;
+                    commands.extend(pace.as_ref().map(|pace| pace.step_after(last)));
+                }
                 Event::Command(line) => commands.push_back(input::publish_step(&line)?),
                 Event::Frame(number, frame, _) if number == connection.number => match frame {
                     AgentFrame::Registered {} => {
@@ -121,10 +179,14 @@ impl<'a> Trainer<'a> {
                 && let Some(step) = commands.pop_front()
             {
                 self.train(Step(step));
+                last = step;
                 offered = Some(step);
                 if registered {
                     self.publish(&connection, step)?;
                 }
+            }
+            if offered.is_none() && commands.is_empty() && due.is_none() {
+                due = pace.as_ref().map(|pace| Instant::now() + pace.every);
             }
         }
         Ok(())
@@ -140,14 +202,14 @@ impl<'a> Trainer<'a> {
 
     /// Where nobody listens any more, the step is published again on the next connection.
     fn publish(&self, connection: &Connection, step: i64) -> Result<(), ReferenceError> {
-        Ok(connection.send(&ClientFrame::Publish { step, world: self.args.world.clone() }, &[])?)
+        Ok(connection.send(&ClientFrame::Publish { step, world: self.world.clone() }, &[])?)
     }
 
     /// Connects and registers; `outstanding` is the step that waits for its release.
     fn connect(&mut self, outstanding: Option<i64>) -> Result<Connection, ReferenceError> {
         self.connections += 1;
         let connection = Connection::open(&self.args.rank.socket, self.connections, self.events.clone())?;
-        let (rank, world) = (Rank(self.args.training_rank), self.args.world.clone());
+        let (rank, world) = (self.rank, self.world.clone());
         let role = Role::Trainer { rank, world, outstanding };
         connection.send(&ClientFrame::Hello { protocol: PROTOCOL, instance: self.instance, role }, &[])?;
         let tensors: Vec<Tensor> = (self.shard.locals.iter().zip(&self.offsets))
@@ -164,5 +226,15 @@ impl<'a> Trainer<'a> {
             connection.send(frame, &fds)?;
         }
         Ok(connection)
+    }
+}
+
+/// The next event, or that it is time; nothing where no event can come any more.
+fn next_event(queue: &Receiver<Event>, due: Option<Instant>) -> Option<Event> {
+    let Some(due) = due else { return queue.recv().ok() };
+    match queue.recv_timeout(due.saturating_duration_since(Instant::now())) {
+        Ok(event) => Some(event),
+        Err(RecvTimeoutError::Timeout) => Some(Event::Due),
+        Err(RecvTimeoutError::Disconnected) => None,
     }
 }

@@ -5,5 +5,6 @@ mod reference;
 mod refit;
 mod socket_document;
 mod strangers;
+mod supervised;
 mod support;
 mod told;

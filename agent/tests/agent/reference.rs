@@ -1,11 +1,12 @@
 //! The reference clients against an agent's socket that the test holds.
 
 use crate::support::{PATIENCE, tiny_refit, wait_for};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use weightrefit_proto::socket::{AgentFrame, ClientFrame, decode, encode, frame_length};
+use weightrefit_core::id::Rank;
+use weightrefit_proto::socket::{AgentFrame, ClientFrame, ReleaseKind, Role, decode, encode, frame_length};
 
 /// Bytes of the client that an agent has read when it dies: part of a prefix, a prefix, part of a frame.
 const READ_BEFORE_DEATH: [usize; 3] = [1, 4, 20];
@@ -58,11 +59,62 @@ fn a_client_outlives_agents_that_die_at_any_byte() {
             matches!(receive(&mut agent), ClientFrame::Register { page: 0, pages: 1, .. }),
             "{arguments:?}"
         );
-        let registered = encode(&AgentFrame::Registered {}).expect("a frame");
-        std::io::Write::write_all(&mut agent, &registered).expect("the client listens");
+        send(&mut agent, &AgentFrame::Registered {});
         let said = BufReader::new(client.0.stdout.take().expect("is piped")).lines().map_while(Result::ok);
         assert!(said.take(2).any(|line| line.contains("registered")), "{arguments:?}");
     }
+}
+
+#[test]
+fn an_unattended_trainer_publishes_step_after_step_on_all_its_ranks_until_it_is_told_to_end() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let listener = UnixListener::bind(path("agent.sock")).expect("a socket");
+    let mut refit = tiny_refit();
+    refit.training["world"] = 2.into();
+    refit.training["sizes"]["tp"] = 2.into();
+    write_inputs(folder.path());
+    std::fs::write(path("refit.json"), serde_json::to_vec(&refit).expect("JSON")).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weightrefit-agent"));
+    command.args(["reference-trainer", "--unattended", "--every", "0"]);
+    command.args(["--training-rank", "0", "--training-rank", "1"]);
+    command.arg("--socket").arg(path("agent.sock")).arg("--refit").arg(path("refit.json"));
+    command.arg("--weights").arg(path("weights.safetensors"));
+    // As a container has it: its end must mean nothing.
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts");
+    let mut trainer = Ended(child);
+    let mut worlds = Vec::new();
+    let mut ranks = [(); 2].map(|()| {
+        let mut agent = accept(&listener);
+        let ClientFrame::Hello { role: Role::Trainer { rank, world, .. }, .. } = receive(&mut agent) else {
+            panic!("no hello of a trainer")
+        };
+        assert!(matches!(receive(&mut agent), ClientFrame::Register { .. }));
+        worlds.push(world);
+        (rank, agent)
+    });
+    ranks.sort_by_key(|(rank, _)| *rank);
+    assert_eq!([ranks[0].0, ranks[1].0], [Rank(0), Rank(1)]);
+    assert_eq!(worlds[0], worlds[1], "one start of a trainer has one token");
+    for (_, agent) in &mut ranks {
+        send(agent, &AgentFrame::Registered {});
+    }
+    for step in 1..4 {
+        for (rank, agent) in &mut ranks {
+            let published = receive(agent);
+            let wanted = ClientFrame::Publish { step, world: worlds[0].clone() };
+            assert_eq!(published, wanted, "{rank:?}");
+            send(agent, &AgentFrame::Released { step, outcome: ReleaseKind::Read });
+        }
+    }
+    let pid = rustix::process::Pid::from_child(&trainer.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+    let status = wait_for("its end", || trainer.0.try_wait().expect("a child"));
+    assert_eq!(status.code(), Some(0));
+}
+
+fn send(agent: &mut UnixStream, frame: &AgentFrame) {
+    agent.write_all(&encode(frame).expect("a frame")).expect("the client listens");
 }
 
 /// The next connection of the client, whose reads block.

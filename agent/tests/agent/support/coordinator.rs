@@ -27,13 +27,13 @@ use weightrefit_proto::v1;
 use weightrefit_proto::v1::agent_message::Kind;
 use weightrefit_proto::v1::coordinator_server::CoordinatorServer;
 
-type Outgoing = mpsc::Sender<Result<v1::Instruction, Status>>;
+pub(crate) type Outgoing = mpsc::Sender<Result<v1::Instruction, Status>>;
 
 /// What agents have said.
 #[derive(Default)]
 pub(crate) struct Heard {
     keys: BTreeMap<String, Sha256>,
-    joined: BTreeMap<String, (v1::Joining, Outgoing)>,
+    pub(crate) joined: BTreeMap<String, (v1::Joining, Outgoing)>,
     pub(crate) accepted: Vec<v1::Accepted>,
     pub(crate) states: BTreeMap<String, v1::State>,
     pub(crate) rounds: Vec<RoundReport>,

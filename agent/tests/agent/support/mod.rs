@@ -119,6 +119,13 @@ impl Agent {
         Self::launch(coordinator, name, command)
     }
 
+    /// Starts the binary with these claims as a worker of its supervisor, and waits until it serves.
+    pub(crate) fn start_supervised(coordinator: &Coordinator, name: &str, claims: &[&str]) -> Self {
+        let mut command = Self::command(coordinator, name, claims, &[]);
+        command.arg("--supervise");
+        Self::launch(coordinator, name, command)
+    }
+
     fn launch(coordinator: &Coordinator, name: &str, mut command: Command) -> Self {
         let socket = coordinator.directory.path().join(name).join("run").join("agent.sock");
         let mut process = command.stderr(Stdio::piped()).spawn().expect("the agent starts");
