@@ -12,6 +12,7 @@ pub mod events;
 pub mod figures;
 pub mod gate;
 mod marks;
+pub mod ownership;
 pub mod pod;
 pub mod pod_facts;
 pub mod pods;

@@ -10,13 +10,16 @@ pub mod webhook;
 
 use crate::controller::dispatch::dispatch;
 use crate::controller::gate::{ClusterGate, DEFAULT_AUDIENCE};
+use crate::controller::ownership::Definition;
 use crate::controller::pods::Pods;
 use crate::controller::relation::Shared;
 use crate::coordinator::{Server, TlsError};
-use crate::identity::{KeptError, secrets};
+use crate::identity::{CA_SECRET, KeptError, secrets};
 use crate::limits;
 use crate::stop::stop_signal;
 use clap::Parser;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Secret;
 use kube::config::InferConfigError;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector;
@@ -167,6 +170,8 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         () = &mut stop => return Ok(()),
     };
     metrics.leader.set(1);
+    let definition = Arc::new(Definition::new(client.clone()));
+    tokio::spawn(adopt_own(client.clone(), Arc::clone(&definition), namespace));
     let reporter = Reporter { controller: limits::FIELD_MANAGER.into(), instance: Some(identity) };
     let shared = Arc::new(Shared {
         recorder: Recorder::new(client.clone(), reporter),
@@ -176,6 +181,7 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         gate,
         trust,
         validations: Semaphore::new(limits::VALIDATIONS_MAX),
+        definition,
         bundles: Mutex::default(),
         reconciles: metrics.reconciles.clone(),
         watch_failures: metrics.watch_failures.clone(),
@@ -194,6 +200,20 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     held.release().await;
     tracing::info!("stopped; agents go on");
     Ok(())
+}
+
+/// Makes what every operator of this namespace uses the definition's, which may come later than the operator.
+async fn adopt_own(client: Client, definition: Arc<Definition>, namespace: String) {
+    let (secrets, leases) =
+        (Api::<Secret>::namespaced(client.clone(), &namespace), Api::<Lease>::namespaced(client, &namespace));
+    let adopt = async || {
+        definition.adopt(&secrets, CA_SECRET).await?;
+        definition.adopt(&leases, LEASE).await
+    };
+    while let Err(error) = adopt().await {
+        tracing::debug!(%error, "the authority's secret and the lease have no owner yet");
+        tokio::time::sleep(limits::RECONCILE_RETRY).await;
+    }
 }
 
 /// Two processes of one name would both take the lease for theirs.

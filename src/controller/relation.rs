@@ -14,6 +14,7 @@ use super::dereference::{DereferenceError, dereference, named};
 use super::events::{Publisher, happenings};
 use super::figures::Figures;
 use super::gate::ClusterGate;
+use super::ownership::Definition;
 use super::pod_facts::PodFacts;
 use super::pods::Pods;
 use super::reason::{AcceptedReason, Reason};
@@ -26,7 +27,7 @@ use super::watch::watch;
 use crate::api::refit::{ABORT_ANNOTATION, WeightRefit};
 use crate::api::status::WeightRefitStatus;
 use crate::coordinator::{Server, View, fault};
-use crate::identity::{Trust, publish_bundle};
+use crate::identity::{CA_BUNDLE, Trust, publish_bundle};
 use crate::limits;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::jiff::Timestamp;
@@ -60,6 +61,8 @@ pub struct Shared {
     pub recorder: Recorder,
     /// Whom agents must trust.
     pub trust: Receiver<Trust>,
+    /// Owns what is made in members' namespaces.
+    pub definition: Arc<Definition>,
     /// What each namespace was given of it, PEM, and when.
     pub bundles: Mutex<BTreeMap<String, (String, Instant)>>,
     /// Bounds how many refits are validated at once.
@@ -302,7 +305,14 @@ impl Relation {
                 continue;
             }
             match publish_bundle(&shared.client, namespace, pem.clone()).await {
-                Ok(()) => drop(bundles().insert(namespace.to_owned(), (pem.clone(), Instant::now()))),
+                Ok(()) => {
+                    bundles().insert(namespace.to_owned(), (pem.clone(), Instant::now()));
+                    let api = Api::<ConfigMap>::namespaced(shared.client.clone(), namespace);
+                    // Pods mount it all the same; the next operator tries again.
+                    if let Err(error) = shared.definition.adopt(&api, CA_BUNDLE).await {
+                        tracing::warn!(%error, namespace, "the authorities' certificates there have no owner");
+                    }
+                }
                 Err(error) => {
                     tracing::warn!(%error, "pods cannot mount the authorities' certificates yet");
                     self.failed = true;

@@ -27,6 +27,23 @@ pub(crate) fn made_ready(mut world: World) -> World {
 }
 
 #[test]
+fn what_the_operator_makes_is_owned_by_the_definition_and_goes_with_it() {
+    let mut world = World::consenting("owned");
+    world.start_operator();
+    world.apply();
+    world.start_pods();
+    let definition = ["get", "crd", "weightrefits.weightrefit.dev", "-o", "jsonpath={.metadata.uid}"];
+    let uid = world.bed.kubectl(&definition);
+    for object in ["secret/weightrefit-ca", "lease/weightrefit-operator", "configmap/weightrefit-ca-bundle"] {
+        world.wait(object, |world| {
+            let owners = "jsonpath={.metadata.ownerReferences[*].uid}";
+            let output = world.bed.try_kubectl(&["get", object, "-n", "owned", "-o", owners]);
+            output.stdout == uid.as_bytes()
+        });
+    }
+}
+
+#[test]
 fn an_applied_refit_becomes_ready_and_its_rounds_are_told() {
     let mut world = World::consenting("rounds");
     world.start_operator();

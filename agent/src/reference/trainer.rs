@@ -10,8 +10,6 @@ use super::{RankArgs, ReferenceError, say, setup};
 use crate::memory::{self, Mapping};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 use weightrefit_core::code::Policy;
@@ -54,32 +52,16 @@ pub(super) fn run(args: &TrainerArgs) -> Result<(), ReferenceError> {
         Some(world) => world.clone(),
         None => crate::identity::draw_incarnation()?.to_string(),
     };
-    let pace = args.every.map(|every| Pace { every: Duration::from_secs(every), furthest: Arc::default() });
     let (ended, first) = mpsc::channel();
     for (rank, (events, queue)) in channels {
         let shard = refit.training_shard(rank)?;
         let trainer = Trainer::new(args.clone(), (rank, world.clone()), shard, events)?;
-        let (ended, pace) = (ended.clone(), pace.clone());
+        let ended = ended.clone();
         // Nobody listens any more where another rank has ended first.
-        std::thread::spawn(move || drop(ended.send(trainer.run(&queue, pace))));
+        std::thread::spawn(move || drop(ended.send(trainer.run(&queue))));
     }
     // Ranks of a trainer live and die together.
     first.recv().unwrap_or(Ok(()))
-}
-
-/// When steps are published without a command, and which.
-#[derive(Debug, Clone)]
-struct Pace {
-    every: Duration,
-    /// Of all ranks: one whose step was refused goes on with the others'.
-    furthest: Arc<AtomicI64>,
-}
-
-impl Pace {
-    fn step_after(&self, last: i64) -> i64 {
-        let next = last + 1;
-        self.furthest.fetch_max(next, Ordering::Relaxed).max(next)
-    }
 }
 
 struct Trainer {
@@ -127,20 +109,21 @@ impl Trainer {
         })
     }
 
-    fn run(mut self, queue: &Receiver<Event>, pace: Option<Pace>) -> Result<(), ReferenceError> {
+    fn run(mut self, queue: &Receiver<Event>) -> Result<(), ReferenceError> {
         say(&Told::Loaded { bytes: self.bytes })?;
         let mut connection = self.connect(None)?;
         let mut registered = false;
         let mut offered = None;
         let mut commands = VecDeque::new();
         let mut last = 0;
-        let mut due = pace.as_ref().map(|pace| Instant::now() + pace.every);
+        let every = self.args.every.map(Duration::from_secs);
+        let mut due = every.map(|every| Instant::now() + every);
         // The sender in `self` keeps the channel open; the process ends with its input.
         while let Some(event) = next_event(queue, due) {
             match event {
                 Event::Due => {
                     due = None;
-                    commands.extend(pace.as_ref().map(|pace| pace.step_after(last)));
+                    commands.push_back(last + 1);
                 }
                 Event::Command(line) => commands.push_back(input::publish_step(&line)?),
                 Event::Frame(number, frame, _) if number == connection.number => match frame {
@@ -186,7 +169,7 @@ impl Trainer {
                 }
             }
             if offered.is_none() && commands.is_empty() && due.is_none() {
-                due = pace.as_ref().map(|pace| Instant::now() + pace.every);
+                due = every.map(|every| Instant::now() + every);
             }
         }
         Ok(())

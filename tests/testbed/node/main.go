@@ -8,8 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/coredns/coredns/core/dnsserver"
 	"github.com/coredns/coredns/coremain"
+	_ "github.com/coredns/coredns/plugin/bind"
 	_ "github.com/coredns/coredns/plugin/errors"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
 	"github.com/spf13/cobra"
@@ -24,7 +24,6 @@ func main() {
 	var command *cobra.Command
 	switch name := filepath.Base(os.Args[0]); name {
 	case "coredns":
-		dnsserver.Directives = []string{"errors", "kubernetes"}
 		coremain.Run()
 		return
 	case "kube-controller-manager":

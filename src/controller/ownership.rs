@@ -1,0 +1,55 @@
+//! What the operator makes beside refits belongs to the definition of WeightRefit: the authority's Secret, the lease, the
+//! certificates in members' namespaces. They outlive a release, so that agents find the same authority after the next
+//! install, and go with the definition.
+
+use crate::limits;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, CustomResourceExt, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use std::fmt::Debug;
+use tokio::sync::OnceCell;
+
+/// Knows the definition, once it was asked for.
+pub struct Definition {
+    client: Client,
+    found: OnceCell<OwnerReference>,
+}
+
+impl Definition {
+    /// Nothing is asked yet.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        Self { client, found: OnceCell::new() }
+    }
+
+    /// Makes the definition an owner of the object, which is there. Other owners stay.
+    ///
+    /// # Errors
+    /// The API server refuses, or has no definition or no such object.
+    pub async fn adopt<K>(&self, api: &Api<K>, name: &str) -> Result<(), kube::Error>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned,
+    {
+        let owner = self.found.get_or_try_init(|| self.find()).await?;
+        // Strategic: the API server merges lists of owners by UID.
+        let patch = Patch::Strategic(json!({"metadata": {"ownerReferences": [owner]}}));
+        let parameters =
+            PatchParams { field_manager: Some(limits::FIELD_MANAGER.into()), ..Default::default() };
+        api.patch_metadata(name, &parameters, &patch).await.map(drop)
+    }
+
+    async fn find(&self) -> Result<OwnerReference, kube::Error> {
+        let definitions = Api::<CustomResourceDefinition>::all(self.client.clone());
+        let definition = definitions.get_metadata(crate::api::refit::WeightRefit::crd_name()).await?;
+        Ok(OwnerReference {
+            api_version: CustomResourceDefinition::api_version(&()).into_owned(),
+            kind: CustomResourceDefinition::kind(&()).into_owned(),
+            name: definition.name_any(),
+            uid: definition.uid().unwrap_or_default(),
+            ..OwnerReference::default()
+        })
+    }
+}
