@@ -6,6 +6,7 @@ import pathlib
 import re
 import struct
 import subprocess
+import tempfile
 import unittest
 
 import yaml
@@ -113,6 +114,27 @@ class ClusterDemo(unittest.TestCase):
             self.assertEqual(labels["weightrefit.dev/refit"], refit["metadata"]["name"])
             verb = {"training": "publish", "inference": "receive"}[labels["weightrefit.dev/side"]]
             self.assertEqual(rights[template["spec"]["serviceAccountName"]], [verb])
+
+    def test_its_containers_are_given_what_their_programs_take(self):
+        binaries = pathlib.Path(os.environ["WEIGHTREFIT_BIN"])
+        for workload in (o for o in self.built() if o["kind"] == "StatefulSet"):
+            pod = workload["spec"]["template"]["spec"]
+            (weights,) = pod["initContainers"]
+            with tempfile.TemporaryDirectory() as folder:
+                places = {"/refit/": f"{self.FOLDER}/", "/model": folder}
+                arguments = weights["args"]
+                for place, here in places.items():
+                    arguments = [argument.replace(place, here) for argument in arguments]
+                subprocess.run([binaries / "weightrefit", *arguments], check=True)
+                written = {f"/model/{name}" for name in os.listdir(folder)}
+            for container in pod["containers"]:
+                options = dict(a.split("=", 1) for a in container["args"] if "=" in a)
+                self.assertLessEqual({options["--refit"], options["--weights"]}, written)
+                # Flags are read before help is given, and values where the kubelet fills them in are not.
+                given = [a for a in container["args"] if "=$(" not in a]
+                run = subprocess.run([binaries / "weightrefit-agent", *given, "--help"], capture_output=True, text=True)
+                self.assertEqual(run.returncode, 0, run.stderr)
+                self.assertLessEqual(set(options), set(re.findall(r"--[a-z-]+", run.stdout)))
 
     def test_its_images_are_those_of_the_charts(self):
         chart = yaml.safe_load((ROOT / "charts/weightrefit/Chart.yaml").read_text())
