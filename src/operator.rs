@@ -19,7 +19,6 @@ use crate::limits;
 use crate::stop::stop_signal;
 use clap::Parser;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Secret;
 use kube::config::InferConfigError;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector;
@@ -204,8 +203,8 @@ async fn run(args: Args) -> Result<(), OperatorError> {
 
 /// Makes what every operator of this namespace uses the definition's, which may come later than the operator.
 async fn adopt_own(client: Client, definition: Arc<Definition>, namespace: String) {
-    let (secrets, leases) =
-        (Api::<Secret>::namespaced(client.clone(), &namespace), Api::<Lease>::namespaced(client, &namespace));
+    let secrets = secrets(&client, &namespace);
+    let leases = Api::<Lease>::namespaced(client, &namespace);
     let adopt = async || {
         definition.adopt(&secrets, CA_SECRET).await?;
         definition.adopt(&leases, LEASE).await
