@@ -22,7 +22,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::config::InferConfigError;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector;
-use kube::{Api, Config};
+use kube::{Api, Client, Config};
 use lease::{LEASE, Terms};
 use std::net::SocketAddr;
 use std::process::ExitCode;
