@@ -92,8 +92,7 @@ def started(command, state, is_up):
         deadline = time.monotonic() + START_SECONDS_MAX
         while not is_up():
             if child.poll() is not None or time.monotonic() > deadline:
-                said = "".join(p.read_text(errors="replace")[-4000:] for p in (state / "start.log", state / "up.log") if p.exists())
-                raise CommandFailed(f"the cluster did not start: {said}")
+                raise CommandFailed(f"the cluster did not start: {last_words(state)}")
             time.sleep(0.1)
         yield
     finally:
@@ -103,6 +102,13 @@ def started(command, state, is_up):
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+def last_words(state):
+    """Ends of all logs of the cluster's programs."""
+    logs = [state / "start.log", state / "up.log", *sorted(state.glob("log/*.log"))]
+    tail = lambda log: "\n".join(line[:300] for line in log.read_text(errors="replace").splitlines()[-8:])
+    return "\n".join(f"--- {log.name}\n{tail(log)}" for log in logs if log.exists())
 
 
 @contextlib.contextmanager
