@@ -19,7 +19,8 @@ AGENT = "weightrefit-agent"
 
 
 def install(cluster, *more):
-    images = [f"--set=image.repository={REGISTRY}/weightrefit-operator", f"--set=agent.image.repository={REGISTRY}/{AGENT}"]
+    images = {"image": "weightrefit-operator", "agent.image": AGENT, "cli.image": "weightrefit"}
+    images = [f"--set={value}.repository={REGISTRY}/{image}" for value, image in images.items()]
     cluster.helm("upgrade", "--install", "weightrefit", ROOT / "charts/weightrefit", f"--namespace={SYSTEM}", *images, *more)
 
 
@@ -144,6 +145,8 @@ def on_node(cluster, report):
         wait("committed", lambda: demo.refit()["status"]["inference"]["committed"]["step"] > 0)
         agents = [demo.restarts(pod, AGENT) for pod in (*ENGINES, TRAINER)]
         assert agents == [0, 0, 0], agents
+    with report.step("helm test: the doctor finds nothing"):
+        cluster.helm("test", "weightrefit", f"--namespace={SYSTEM}", "--logs")
     with report.step("what an agent costs"):
         for name, pod in (("training", TRAINER), ("inference", ENGINES[0])):
             print(f"       agent of a pod with two ranks, {name}: {cost(demo, pod)}")
