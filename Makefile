@@ -49,6 +49,12 @@ bench: build ## Measure transfer and digest; prints tables and writes target/ben
 bench-client: build ## Measure what the Python client costs; prints figures and writes target/bench/client.json
 	@WEIGHTREFIT_BIN="$(BIN)" "$$(tests/cache venv)/bin/python" agent/python/benches/client.py
 
+kernels: ## Compile the CUDA kernels anew (fetches nvcc, 280 MB, once)
+	agent/kernels/build
+
+bench-nccl: build ## Measure the NCCL transport on the double; writes target/bench/nccl.json
+	tests/nccl/bench
+
 lint: tools ## Check format, lints and documentation only
 	@tests/run format clippy docs
 
@@ -58,4 +64,4 @@ fmt: tools ## Format the Rust code
 clean: ## Remove build output of this checkout and the compiled crates in the cache
 	rm -rf target "$(CARGO_TARGET_DIR)"
 
-.PHONY: help tools weights build demo test test-torch test-engines chart-test e2e bench bench-client lint fmt clean
+.PHONY: help tools weights build demo test test-torch test-engines chart-test e2e bench bench-client bench-nccl kernels lint fmt clean

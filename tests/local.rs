@@ -1,5 +1,8 @@
 //! `weightrefit local` with the real binaries: what it moves, what it proves, and what it leaves behind.
 
+#[path = "local/nccl.rs"]
+mod nccl;
+
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};

@@ -64,6 +64,23 @@ pub struct AgentArgs {
     /// it. They are served once the agent socket listens.
     #[arg(long, value_name = "[IP:]PORT", value_parser = parse_metrics)]
     pub metrics: Option<MetricsAddress>,
+    /// NCCL driven by the agent, a process beside the engine, takes turns with the engine's kernels on their GPU. Only
+    /// with this flag is it tried at all; without it bytes go by TCP.
+    #[arg(long)]
+    pub allow_time_slicing: bool,
+    /// UUID of the GPU of a rank, as `nvidia-smi -L` prints it, in the order of the ranks. Without it the ranks take
+    /// the visible GPUs in order.
+    #[arg(long = "gpu", value_name = "UUID")]
+    pub gpus: Vec<String>,
+    /// Device memory, in MiB, for the packed bytes that one replica's lane has in flight.
+    #[arg(long, value_name = "MIB", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub gpu_window_mib: u64,
+    /// CUDA driver library, in place of the system's.
+    #[arg(long, value_name = "PATH")]
+    pub cuda_library: Option<PathBuf>,
+    /// NCCL library, in place of the `libnccl.so.2` that the loader finds.
+    #[arg(long, value_name = "PATH")]
+    pub nccl_library: Option<PathBuf>,
     /// Form of the log on stderr; `RUST_LOG` filters it.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

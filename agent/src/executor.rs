@@ -14,6 +14,7 @@ mod cursor;
 mod digest;
 mod placement;
 mod program;
+mod table;
 #[cfg(test)]
 mod testing;
 
@@ -22,6 +23,7 @@ pub use cursor::{Cursor, Span};
 pub use digest::DigestProgram;
 pub use placement::{Place, Placements, RankMemory};
 pub use program::Program;
+pub use table::ENTRY_BYTES;
 
 use weightrefit_core::dtype::DType;
 

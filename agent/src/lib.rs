@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod coordinator;
+pub mod cuda;
 mod dial;
 pub mod executor;
 pub mod identity;

@@ -188,3 +188,35 @@ pub const WORKER_PAUSE_MIN: Duration = Duration::from_millis(100);
 
 /// Longest pause between workers: an agent that can work again is back well before anybody has looked.
 pub const WORKER_PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// Largest chunk of a lane: beyond it a larger message is no faster, and two windows a peer hold one each.
+pub const LANE_CHUNK_BYTES_MAX: u64 = 256 << 20;
+
+/// Smallest: windows that have no room for it take this all the same, since below it every message costs more than
+/// its bytes.
+pub const LANE_CHUNK_BYTES_MIN: u64 = 64 << 10;
+
+/// Thread blocks of a lane on one GPU: enough for one network card or a fair part of NVLink, few enough for the lanes
+/// of some ten replicas to run side by side, without which one would wait for another.
+pub const LANE_CTAS_MAX: u32 = 8;
+
+/// The ranks of a lane find each other in seconds, with hundreds of ranks; NCCL itself waits for ever.
+pub const LANE_FORMING_MAX: Duration = Duration::from_secs(60);
+
+/// How long a round waits for its lane before it takes TCP: a lane that forms needs less, and rounds have deadlines.
+pub const LANE_WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// Attempts in a row that may fail while they form: a rank that was restarted meanwhile makes one fail, or two.
+pub const LANE_FAILURES_MAX: u32 = 3;
+
+/// An abort waits for kernels to see a flag, which they do in milliseconds; NCCL's proxies take up to a second.
+pub const ABORT_MAX: Duration = Duration::from_secs(10);
+
+/// A frame of a lane: an id in hex, or a reason.
+pub const LANE_FRAME_BYTES_MAX: usize = 16 << 10;
+
+/// Memory that may be locked: the default of Linux since 5.16. The older 64 KiB are too little for NCCL's own buffers.
+pub const MEMLOCK_BYTES_MIN: u64 = 8 << 20;
+
+/// Size of `/dev/shm`, as NCCL's documentation asks for; container runtimes give 64 MiB.
+pub const SHM_BYTES_MIN: u64 = 1 << 30;

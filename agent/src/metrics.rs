@@ -44,6 +44,8 @@ pub struct Metrics {
     pub publication_held_seconds: Histogram,
     /// Bytes of staging held.
     pub staging_bytes: IntGauge,
+    /// Ranks of rounds that received by TCP though NCCL was allowed, by code of the reason.
+    pub transport_fallbacks: IntCounterVec,
     /// Digests that differed, at the leader.
     pub digest_mismatches: IntCounter,
     /// Messages, streams and connections of peers that were refused, by code.
@@ -76,8 +78,10 @@ pub struct Metrics {
 const SECONDS_BUCKETS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
 
-/// The transport of this version, as a label.
+/// TCP, as a label.
 pub const TCP: &[&str] = &["tcp"];
+/// NCCL, as a label.
+pub const NCCL: &[&str] = &["nccl"];
 
 impl Metrics {
     /// Registers everything.
@@ -130,6 +134,12 @@ impl Metrics {
             engine_paused_seconds: histogram(&r, "engine_paused_seconds", "From pause to serving again.")?,
             publication_held_seconds: histogram(&r, "publication_held_seconds", "From publish to release.")?,
             staging_bytes: gauge(&r, "staging_bytes", "Staging memory held.")?,
+            transport_fallbacks: counters(
+                &r,
+                "transport_fallbacks_total",
+                "Ranks of rounds that received by TCP though NCCL was allowed.",
+                &["code"],
+            )?,
             digest_mismatches: register(
                 &r,
                 IntCounter::with_opts(opts(
@@ -223,6 +233,7 @@ impl Metrics {
             engine_paused_seconds,
             publication_held_seconds,
             staging_bytes,
+            transport_fallbacks,
             digest_mismatches,
             peer_refusals,
             client_refusals,
@@ -237,7 +248,7 @@ impl Metrics {
             certificate_expiry,
             build_info,
         } = self;
-        let all: [&dyn Collector; 26] = [
+        let all: [&dyn Collector; 27] = [
             rounds,
             phase_seconds,
             sent_bytes,
@@ -251,6 +262,7 @@ impl Metrics {
             engine_paused_seconds,
             publication_held_seconds,
             staging_bytes,
+            transport_fallbacks,
             digest_mismatches,
             peer_refusals,
             client_refusals,

@@ -8,6 +8,7 @@
 mod sides;
 
 use crate::executor::{DigestProgram, ExecutorError, Placements, Program, RankMemory};
+use crate::transport::nccl::{LaneMember, LanePlan};
 use crate::transport::tcp::{Peers, ReceiveFrom, ReceiveJob, SendJob, SendTo};
 use sides::{Side, plan, side_of, sides, verification};
 use std::collections::BTreeMap;
@@ -45,6 +46,10 @@ pub struct Planned {
     pub(crate) table: TensorTable,
     /// Shared by all digests; `None` with verification disabled.
     pub(crate) keys: Option<Arc<ColumnKeys>>,
+    /// By replica, those that receive anything; none where bytes may not go by NCCL.
+    pub(crate) lanes: Vec<LanePlan>,
+    /// Whether they may go no other way.
+    pub(crate) needs_lanes: bool,
 }
 
 /// What one rank of this agent is in this membership.
@@ -212,6 +217,10 @@ impl Planned {
             }
             false => (Arc::new(Unverified), None),
         };
+        let lanes = match refit.policy.fabric {
+            refit::Fabric::Never => Vec::new(),
+            refit::Fabric::Auto | refit::Fabric::Required => lanes(&membership, &pairs)?,
+        };
         let topology = Topology::new(&membership, summary.digest, layouts, pairs, policies(&refit), ledger)?;
         let mut planned = Self {
             peers: Arc::new(peers(&membership)),
@@ -220,6 +229,8 @@ impl Planned {
             slots: Vec::new(),
             table,
             keys,
+            lanes,
+            needs_lanes: refit.policy.fabric == refit::Fabric::Required,
         };
         let seats = seats.iter().map(|seat| planned.slot(seat, &plan, &members, &training, &pools));
         planned.slots = seats.collect::<Result<_, _>>()?;
@@ -259,6 +270,7 @@ impl Planned {
         round: RoundId,
         memory: RankMemory,
         deadline: Instant,
+        lane: Option<Arc<LaneMember>>,
     ) -> Option<ReceiveJob> {
         let plan = self.slots.get(slot.0 as usize)?;
         let Task::Receive(receiving) = &plan.task else { return None };
@@ -270,6 +282,7 @@ impl Planned {
             sources: receiving.sources.clone(),
             streams: crate::limits::STREAMS_PER_PAIR,
             deadline,
+            lane,
         })
     }
 
@@ -281,6 +294,7 @@ impl Planned {
         replica: u32,
         memory: RankMemory,
         programs: &BTreeMap<MemberId, Arc<Program>>,
+        lane: Option<Arc<LaneMember>>,
     ) -> Option<SendJob> {
         let plan = self.slots.get(slot.0 as usize)?;
         let Task::Send(sends) = &plan.task else { return None };
@@ -291,7 +305,8 @@ impl Planned {
         });
         let destinations = destinations.collect::<Option<_>>()?;
         let peers = Arc::clone(&self.peers);
-        Some(SendJob { peers, round, member: plan.member, memory, replicas: vec![replica], destinations })
+        let replicas = vec![replica];
+        Some(SendJob { peers, round, member: plan.member, memory, replicas, destinations, lane })
     }
 
     fn slot(
@@ -352,12 +367,7 @@ impl Planned {
         let mut sources = Vec::with_capacity(receives.len());
         for moves in receives {
             let Some(member) = members.of(moves.source) else { continue };
-            let Some(source) = self.membership.member(member) else { continue };
-            let address = |text: &String| {
-                text.parse::<SocketAddr>()
-                    .map_err(|_| PlannedError::Address { address: text.clone(), seat: source.seat.clone() })
-            };
-            let addresses = source.byte_addresses.iter().map(address).collect::<Result<_, _>>()?;
+            let addresses = byte_addresses(&self.membership, member)?;
             let program = Arc::new(Program::for_destination(moves, placements)?);
             sources.push(ReceiveFrom { member, addresses, pair: moves.digest(), program });
         }
@@ -414,4 +424,29 @@ fn peers(membership: &Membership) -> Peers {
         membership: membership.digest(),
         agents: membership.members().iter().map(|member| (member.incarnation, member.key)).collect(),
     }
+}
+
+/// Where the byte port of a member's agent may be.
+fn byte_addresses(membership: &Membership, member: MemberId) -> Result<Vec<SocketAddr>, PlannedError> {
+    let Some(found) = membership.member(member) else { return Ok(Vec::new()) };
+    let address = |text: &String| {
+        let error = || PlannedError::Address { address: text.clone(), seat: found.seat.clone() };
+        text.parse::<SocketAddr>().map_err(|_| error())
+    };
+    found.byte_addresses.iter().map(address).collect()
+}
+
+/// A lane for each replica that receives anything.
+fn lanes(
+    membership: &Membership,
+    pairs: &BTreeMap<(MemberId, MemberId), PairFacts>,
+) -> Result<Vec<LanePlan>, PlannedError> {
+    let addresses: Vec<Vec<SocketAddr>> =
+        membership.iter().map(|(id, _)| byte_addresses(membership, id)).collect::<Result<_, _>>()?;
+    let address = |member: MemberId| addresses.get(member.0 as usize).cloned().unwrap_or_default();
+    let lane = |(index, replica): (u32, weightrefit_core::membership::Replica)| {
+        let own = pairs.iter().filter(|((_, to), pair)| pair.bytes > 0 && replica.ranks.contains(to));
+        LanePlan::new(membership, index, &own.map(|(ends, _)| *ends).collect(), address)
+    };
+    Ok((0..).zip(membership.replicas()).filter_map(lane).collect())
 }

@@ -22,6 +22,7 @@ use crate::peers::{PeerEvent, Peers, Reach};
 use crate::planned::Planned;
 use crate::readiness::Health;
 use crate::session::{ClientEvent, Registration};
+use crate::transport::nccl::Settings;
 use crate::transport::tcp::{ByteServer, Security};
 use clients::{Clients, News, Who};
 use data::{Data, DataEvent};
@@ -52,6 +53,8 @@ pub struct Parts {
     pub bytes: ByteServer,
     /// How byte streams are protected.
     pub security: Security,
+    /// Devices and NCCL.
+    pub fabric: Settings,
     /// What is counted.
     pub metrics: Metrics,
     /// What probes ask.
@@ -114,7 +117,7 @@ impl RoundDriver {
     /// Before any membership.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { incarnation, seats, peers, bytes, security, metrics, health, upward, state, recordings } =
+        let Parts { incarnation, seats, peers, bytes, security, fabric, metrics, health, upward, state, recordings } =
             parts;
         let (sender, events) = mpsc::unbounded_channel();
         Self {
@@ -122,7 +125,7 @@ impl RoundDriver {
             started: Instant::now(),
             clients: Clients::new(seats.clone()),
             desks: seats.iter().map(|_| Desk::default()).collect(),
-            data: Data::new(bytes, security, seats.len(), sender),
+            data: Data::new(bytes, security, fabric, seats.len(), sender),
             peers,
             plan: None,
             pending: None,
@@ -188,7 +191,7 @@ impl RoundDriver {
         loop {
             if let Some(input) = self.inputs.pop_front() {
                 let mut effects = Vec::new();
-                self.observer.before(&input);
+                self.observer.before(&input, &self.data);
                 self.node.handle(self.now_ms(), input, &mut effects);
                 self.perform(effects);
             } else if let Some(slot) = self.late.pop_front() {

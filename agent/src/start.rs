@@ -135,7 +135,19 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
         exit_with_parent: _,
         supervise: _,
         worker_of: _,
+        allow_time_slicing,
+        gpus,
+        gpu_window_mib,
+        cuda_library,
+        nccl_library,
     } = args;
+    let fabric = crate::transport::nccl::Settings {
+        cuda: cuda_library,
+        nccl: nccl_library,
+        gpus,
+        allow_time_slicing,
+        window_bytes: gpu_window_mib << 20,
+    };
     let stop = stop_signal()?;
     let identity = Arc::new(Identity::generate(&pod_uid)?);
     let incarnation = draw_incarnation()?;
@@ -229,6 +241,7 @@ async fn serve(args: AgentArgs) -> Result<(), StartError> {
         peers,
         bytes,
         security,
+        fabric,
         metrics,
         health,
         upward,

@@ -94,7 +94,7 @@ codes! {
     Busy: Retry, "The participant is still in another round or in recovery.", "None needed: it is asked again.";
     StagingExhausted: WaitForChange, "Staging memory for the new weights does not fit.", "Raise the memory limit by the amount that the message names, or use commit mode InPlace with Rolling.";
     TransportUnavailable: AbortRound, "The transport asked for cannot be used here.", "Use transport Auto, or correct what the message names.";
-    NcclError: AbortRound, "NCCL returned an error.", "Look at the agent's log for NCCL's own message; the communicator is rebuilt.";
+    NcclError: DropReplica, "NCCL returned an error.", "Look at the agent's log for NCCL's own message; the replica's communicator is rebuilt.";
     GpuNotVisible: WaitForChange, "The agent or executor cannot see the GPU that holds the tensors.", "Use the InProcess profile, or give the agent the same GPU by a resource claim.";
     MemlockTooLow: WaitForChange, "The limit on locked memory is too low.", "Raise the memlock limit of the container runtime.";
     ShmTooSmall: WaitForChange, "Shared memory is too small.", "Mount an emptyDir with medium Memory at /dev/shm.";

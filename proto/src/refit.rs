@@ -55,8 +55,23 @@ pub struct Policy {
     pub on_replica_failure: OnReplicaFailure,
     /// Whether bytes are protected by TLS between agents (control always is).
     pub encrypt_bytes: bool,
+    /// Whether bytes may go by NCCL, which cannot encrypt them.
+    #[serde(default)]
+    pub fabric: Fabric,
     /// Whether digests are compared before a commit.
     pub verify: bool,
+}
+
+/// Whether bytes may go by NCCL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Fabric {
+    /// Never: the resource asks for TCP, or for encryption.
+    #[default]
+    Never,
+    /// Where all members of a lane can.
+    Auto,
+    /// Or not at all.
+    Required,
 }
 
 /// What a failing replica does to the others of its round.

@@ -75,11 +75,10 @@ pub fn check(spec: &WeightRefitSpec) -> Result<(), (FieldPath, Problem)> {
         (
             "transfer.transport",
             match spec.transfer.transport {
-                Transport::Auto | Transport::Tcp => None,
-                Transport::Nccl => Some("Nccl"),
+                Transport::Auto | Transport::Tcp | Transport::Nccl => None,
                 Transport::NcclM2n => Some("NcclM2n"),
             },
-            "Choose `transport: Auto` or `Tcp`.",
+            "Choose `transport: Auto`, `Tcp` or `Nccl`.",
         ),
         (
             "transfer.encryption",

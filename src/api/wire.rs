@@ -1,6 +1,6 @@
 //! A resolved refit as agents get it: documents in canonical form and policies in the protocol's units.
 
-use crate::api::policy::{Encryption, OnReplicaFailure, Verification};
+use crate::api::policy::{Encryption, OnReplicaFailure, Transfer, Transport, Verification};
 use crate::api::resolve::{Origin, ResolvedRefit, Side};
 use crate::api::timeouts::Timeouts;
 use weightrefit_core::round::message;
@@ -26,16 +26,26 @@ impl ResolvedRefit {
                     OnReplicaFailure::AbortRound => refit::OnReplicaFailure::AbortRound,
                 },
                 encrypt_bytes: match self.spec.transfer.encryption {
-                    // Bytes travel by TCP in this version, which a trusted fabric encrypts as well.
+                    // What travels by TCP is encrypted on a trusted fabric as well.
                     Encryption::Required | Encryption::TrustedFabric => true,
                     Encryption::Disabled => false,
                 },
+                fabric: fabric(self.spec.transfer),
                 verify: match self.spec.transfer.verification {
                     Verification::Full => true,
                     Verification::Disabled => false,
                 },
             },
         }
+    }
+}
+
+/// NCCL cannot encrypt, so `Required` rules it out whatever the transport says.
+const fn fabric(transfer: Transfer) -> refit::Fabric {
+    match (transfer.encryption, transfer.transport) {
+        (Encryption::Required, _) | (_, Transport::Tcp) => refit::Fabric::Never,
+        (_, Transport::Auto) => refit::Fabric::Auto,
+        (_, Transport::Nccl | Transport::NcclM2n) => refit::Fabric::Required,
     }
 }
 
@@ -68,5 +78,26 @@ fn durations(timeouts: Timeouts) -> message::Timeouts {
         commit_ms: ms(commit_seconds),
         resume_ms: ms(resume_seconds),
         total_ms: ms(total_seconds),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encryption_required_never_meets_nccl() {
+        use refit::Fabric::{Auto, Never, Required};
+        let transports = [Transport::Auto, Transport::Tcp, Transport::Nccl, Transport::NcclM2n];
+        let rows = [
+            (Encryption::Required, [Never, Never, Never, Never]),
+            (Encryption::TrustedFabric, [Auto, Never, Required, Required]),
+            (Encryption::Disabled, [Auto, Never, Required, Required]),
+        ];
+        for (encryption, want) in rows {
+            let found =
+                transports.map(|transport| fabric(Transfer { transport, encryption, ..Transfer::default() }));
+            assert_eq!(found, want, "{encryption:?}");
+        }
     }
 }

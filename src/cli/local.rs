@@ -1,7 +1,8 @@
 //! `weightrefit local`.
 
+use crate::api::policy::Transport;
 use crate::api::resolve::{Options, resolve};
-use crate::api::supported;
+use crate::api::{check, supported};
 use crate::cli::input::{Files, Which};
 use crate::cli::table::{Align, Table, bytes, grouped};
 use crate::cli::{Exit, Failure, Output, Printer};
@@ -32,8 +33,11 @@ pub(crate) struct Local {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     metrics: Option<u16>,
     /// Run nothing: write what the reference trainer and engine read into this folder, for runs elsewhere
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["rounds", "metrics", "output", "fault", "broken"])]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["rounds", "metrics", "transport", "output", "fault", "broken", "double"])]
     prepare: Option<PathBuf>,
+    /// What carries the bytes, in place of `spec.transfer.transport`; nccl needs `encryption: TrustedFabric`
+    #[arg(long, value_enum, value_name = "TRANSPORT")]
+    transport: Option<Carrier>,
     /// Format of stdout; json is `weightrefit.local/v1`
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
@@ -43,20 +47,60 @@ pub(crate) struct Local {
     /// A reference process that is wrong on purpose
     #[arg(long, value_name = "HOW", hide = true)]
     broken: Option<Broken>,
+    /// GPUs and NCCL are the double of the tests
+    #[arg(long, hide = true)]
+    double: bool,
+}
+
+/// Values of `--transport`.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Carrier {
+    Auto,
+    Tcp,
+    Nccl,
+}
+
+impl From<Carrier> for Transport {
+    fn from(carrier: Carrier) -> Self {
+        match carrier {
+            Carrier::Auto => Self::Auto,
+            Carrier::Tcp => Self::Tcp,
+            Carrier::Nccl => Self::Nccl,
+        }
+    }
 }
 
 impl Local {
     pub(crate) fn run(self, printer: &Printer) -> Result<(), Failure> {
         // All fields by name, so that none is forgotten.
-        let Self { files, which, rounds, replicas, weights, metrics, prepare, output, fault, broken } = self;
-        let documents = files.documents(printer)?;
+        let Self {
+            files,
+            which,
+            rounds,
+            replicas,
+            weights,
+            metrics,
+            prepare,
+            transport,
+            output,
+            fault,
+            broken,
+            double,
+        } = self;
+        let mut documents = files.documents(printer)?;
+        if let Some(transport) = transport {
+            let chosen = which.of(&documents)?.value.metadata.name.clone();
+            let named = documents.refits.iter_mut().filter(|refit| refit.value.metadata.name == chosen);
+            named.for_each(|refit| refit.value.spec.transfer.transport = transport.into());
+        }
         let refit = which.of(&documents)?;
+        check::check(&refit.value).map_err(|(path, problem)| refit.refuse(path, problem))?;
         supported::check(&refit.value.spec).map_err(|(path, problem)| refit.refuse(path, problem))?;
         let resolved = resolve(&documents, refit, &Options { replicas, ..Options::default() })?;
         if let Some(folder) = prepare {
             return local::prepare(&resolved, weights, &folder).map_err(failure);
         }
-        let options = local::Options { rounds, weights, metrics, faults: fault, broken };
+        let options = local::Options { rounds, weights, metrics, faults: fault, broken, double };
         resolved.notes.iter().for_each(|note| printer.note(note));
         super::log("warn");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

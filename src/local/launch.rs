@@ -57,6 +57,17 @@ pub(super) struct Launch {
     pub(super) metrics: Option<u16>,
     /// What is wrong on purpose.
     pub(super) broken: Option<Broken>,
+    /// What agents may drive NCCL with.
+    pub(super) devices: Option<Devices>,
+}
+
+/// GPUs and NCCL of a run.
+#[derive(Debug, Clone)]
+pub(super) enum Devices {
+    /// Those of this machine.
+    Real,
+    /// The library that stands for both.
+    Double(PathBuf),
 }
 
 impl Launch {
@@ -90,6 +101,14 @@ impl Launch {
         command.arg("--listen").arg(address(index).to_string());
         command.args(self.metrics.map(|port| format!("--metrics={port}")));
         command.arg("--exit-with-parent").arg(std::process::id().to_string());
+        if self.devices.is_some() {
+            command.arg("--allow-time-slicing");
+        }
+        if let Some(Devices::Double(library)) = &self.devices {
+            command.arg("--cuda-library").arg(library).arg("--nccl-library").arg(library);
+            // Small models then take many chunks.
+            command.args(["--gpu-window-mib", "1"]);
+        }
         command
     }
 

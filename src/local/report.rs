@@ -20,8 +20,26 @@ pub struct LocalReport {
     pub plan: PlanPart,
     /// In the order of the steps.
     pub rounds: Vec<RoundLine>,
+    /// What carried the bytes of each replica in the end, where it may be NCCL.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub carriers: Vec<Carrier>,
     /// What the engines found.
     pub verdict: Verdict,
+}
+
+/// What carried the bytes of a replica.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Carrier {
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub replica: String,
+    /// `nccl`, `tcp`, or `forming` where its lane is not decided.
+    pub transport: String,
+    /// Code of the reason for which it is not NCCL; empty where there is none.
+    pub code: String,
+    /// That reason.
+    pub reason: String,
 }
 
 /// The plan's part of the report.
@@ -220,6 +238,7 @@ mod tests {
             schema: SCHEMA,
             plan: PlanPart { bytes },
             rounds: vec![round],
+            carriers: Vec::new(),
             verdict: Verdict::default(),
         };
         assert_eq!(report.complaints(), want.map(|line| format!("step 5 left out {line}")));

@@ -2,12 +2,13 @@
 
 use super::directory::Directory;
 use super::fault::Fault;
-use super::launch::{Broken, Launch};
+use super::launch::{Broken, Devices, Launch};
 use super::report::LocalReport;
 use super::resolved;
 use super::stage::{Parts, Stage};
 use super::weights::{ANNOTATION, Source, WEIGHTS_FILE};
 use super::world::World;
+use crate::api::policy::Transport;
 use crate::api::resolve::{NoPlan, ResolvedRefit};
 use crate::coordinator::{InMemory, Refusals, Server, TlsError};
 use crate::identity::{Authority, IdentityError, Tokens, Trust};
@@ -31,6 +32,8 @@ pub struct Options {
     pub faults: Vec<Fault>,
     /// What is wrong on purpose; for tests.
     pub broken: Option<Broken>,
+    /// GPUs and NCCL are the tests' double.
+    pub double: bool,
 }
 
 /// Why there is no report.
@@ -92,6 +95,9 @@ pub enum LocalError {
     /// A layout has no regions.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// The double is not there.
+    #[error("the double of GPUs is not at {}", .0.display())]
+    NoDouble(PathBuf),
     /// A fault names a rank that the refit does not have.
     #[error("no process of this run is meant by the fault at {0}")]
     Fault(String),
@@ -171,6 +177,7 @@ impl LocalError {
                 | Self::WeightsDiffer { .. }
                 | Self::Directory { .. }
                 | Self::NoCache
+                | Self::NoDouble(_)
                 | Self::NoPlan(_)
                 | Self::Layout(_)
                 | Self::Fault(_)
@@ -194,7 +201,7 @@ impl LocalError {
             Self::NoPlan(error) => error.code().remedy().to_owned(),
             Self::Layout(error) => error.code().remedy().to_owned(),
             Self::Fault(_) => "Name a rank that `weightrefit plan` lists.".to_owned(),
-            Self::Start { .. } => {
+            Self::NoDouble(_) | Self::Start { .. } => {
                 "Build it with `cargo build --release --workspace`; it lies beside this program.".to_owned()
             }
             _ => "Run again with RUST_LOG=debug; the processes' logs then say more.".to_owned(),
@@ -214,6 +221,11 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
         return Err(LocalError::Fault(fault.seat.to_string()));
     }
     let program = agent_program()?;
+    let fabric = match (options.double, refit.spec.transfer.transport) {
+        (true, _) => Some(Devices::Double(double(&program)?)),
+        (false, Transport::Nccl) => Some(Devices::Real),
+        (false, _) => None,
+    };
     let directory = Directory::new(&program)?;
     let weights = source.file(&refit.tensors, directory.path())?;
     let settings = resolved::settings(refit, &world);
@@ -233,6 +245,7 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
         weights,
         metrics: options.metrics,
         broken: options.broken,
+        devices: fabric,
     };
     let server = Server::start(listener, trust, Arc::clone(&tokens), Refusals::default())?;
     let coordinator = server.coordinate(settings, InMemory::default());
@@ -278,6 +291,16 @@ fn source(refit: &ResolvedRefit, weights: Option<PathBuf>) -> Result<Source, Loc
     };
     source.check(&refit.training.layout)?;
     Ok(source)
+}
+
+/// The double lies where cargo builds libraries, or beside the programs.
+fn double(program: &Path) -> Result<PathBuf, LocalError> {
+    let name = "libweightrefit_fakegpu.so";
+    let found = [program.with_file_name(name), program.with_file_name("deps").join(name)];
+    found
+        .into_iter()
+        .find(|path| path.is_file())
+        .ok_or_else(|| LocalError::NoDouble(program.with_file_name(name)))
 }
 
 /// The agent's binary lies beside this program.

@@ -7,7 +7,7 @@ use super::fault::{Action, Fault, Moment};
 use super::launch::Launch;
 use super::process::{Happening, Processes, ending};
 use super::progress::Progress;
-use super::report::{LocalReport, PlanPart, RoundLine, SCHEMA};
+use super::report::{Carrier, LocalReport, PlanPart, RoundLine, SCHEMA};
 use super::run::LocalError;
 use super::world::{Key, World};
 use crate::api::timeouts::Timeouts;
@@ -30,6 +30,7 @@ use weightrefit_core::membership::Seat;
 use weightrefit_core::plan::PlanBytes;
 use weightrefit_core::round::message::EngineState;
 use weightrefit_proto::reference::Told;
+use weightrefit_proto::v1;
 
 /// What a run consists of.
 pub(super) struct Parts {
@@ -138,9 +139,21 @@ impl Stage {
         // A check that never comes is missed in the verdict.
         self.until_or_late("the engines' checks", limits::CHECK_LIMIT, |stage| stage.checks.are_complete())
             .await?;
+        // States are told four times a second, so that of the last round may be on its way.
+        self.until_or_late("the choice of every carrier", limits::CHECK_LIMIT, |stage| {
+            stage.carriers().iter().all(|carrier| carrier.transport != "forming")
+        })
+        .await?;
+        let carriers = self.carriers();
         self.end().await?;
         let verdict = self.checks.verdict();
-        Ok(LocalReport { schema: SCHEMA, plan: PlanPart { bytes: self.plan }, rounds: lines, verdict })
+        Ok(LocalReport {
+            schema: SCHEMA,
+            plan: PlanPart { bytes: self.plan },
+            rounds: lines,
+            carriers,
+            verdict,
+        })
     }
 
     /// One step, from the trainer's publish to the driver's answer.
@@ -436,6 +449,23 @@ impl Stage {
             }
         }
         Ok(())
+    }
+
+    /// As the agents told it last.
+    fn carriers(&self) -> Vec<Carrier> {
+        let view = self.view.borrow();
+        let told = view.agents.values().flat_map(|agent| &agent.state.carriers).cloned();
+        let mut carriers: Vec<Carrier> = told
+            .map(|v1::Carrier { pool, replica, transport, code, reason }| Carrier {
+                pool,
+                replica,
+                transport,
+                code,
+                reason,
+            })
+            .collect();
+        carriers.sort_by(|a, b| (&a.pool, &a.replica).cmp(&(&b.pool, &b.replica)));
+        carriers
     }
 
     fn logs(&self) -> String {

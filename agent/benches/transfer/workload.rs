@@ -108,6 +108,7 @@ impl Workload {
                 pair,
                 program: Arc::clone(&self.out),
             }],
+            lane: None,
         };
         let senders = server.allow(job, |_| {});
         let job = ReceiveJob {
@@ -123,6 +124,7 @@ impl Workload {
             }],
             streams,
             deadline: Instant::now() + Duration::from_secs(60),
+            lane: None,
         };
         let (ended, end) = channel();
         let begin = Instant::now();

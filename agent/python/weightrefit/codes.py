@@ -36,7 +36,7 @@ REMEDIES = {
     "Busy": "None needed: it is asked again.",
     "StagingExhausted": "Raise the memory limit by the amount that the message names, or use commit mode InPlace with Rolling.",
     "TransportUnavailable": "Use transport Auto, or correct what the message names.",
-    "NcclError": "Look at the agent's log for NCCL's own message; the communicator is rebuilt.",
+    "NcclError": "Look at the agent's log for NCCL's own message; the replica's communicator is rebuilt.",
     "GpuNotVisible": "Use the InProcess profile, or give the agent the same GPU by a resource claim.",
     "MemlockTooLow": "Raise the memlock limit of the container runtime.",
     "ShmTooSmall": "Mount an emptyDir with medium Memory at /dev/shm.",

@@ -46,7 +46,15 @@ impl<'p> Cursor<'p> {
     /// Where there is no such stream.
     #[must_use]
     pub fn stream(program: &'p Program, stream: u32, streams: u32) -> Self {
-        let (start, end) = (program.split(stream, streams), program.split(stream + 1, streams));
+        Self::range(program, program.split(stream, streams), program.split(stream + 1, streams))
+    }
+
+    /// From wire byte `start` to `end`, both boundaries of the program.
+    ///
+    /// # Panics
+    /// Where `start` is above `end`.
+    #[must_use]
+    pub fn range(program: &'p Program, start: u64, end: u64) -> Self {
         let copy = program.copies.partition_point(|copy| copy.wire <= start).saturating_sub(1);
         let mut cursor =
             Self { program, copy, index: [0; DIMS_MAX], offset: 0, within: 0, left: end - start };

@@ -110,6 +110,12 @@ impl RankMemory {
         &self.placements
     }
 
+    /// All memories.
+    #[must_use]
+    pub fn mappings(&self) -> &[Arc<Mapping>] {
+        &self.mappings
+    }
+
     /// Memory `index`; programs name only those that their placements have.
     #[inline]
     #[must_use]

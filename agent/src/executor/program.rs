@@ -99,10 +99,23 @@ impl Program {
         if index == count {
             return self.bytes;
         }
-        let even = (u128::from(self.bytes) * u128::from(index) / u128::from(count)) as u64;
-        let after = self.copies.partition_point(|copy| copy.wire <= even);
+        self.boundary((u128::from(self.bytes) * u128::from(index) / u128::from(count)) as u64)
+    }
+
+    /// The last wire byte at `at` or before where an element begins; the end from there on. The same at both ends,
+    /// as in [`Self::split`].
+    #[must_use]
+    pub fn boundary(&self, at: u64) -> u64 {
+        if at >= self.bytes {
+            return self.bytes;
+        }
+        let after = self.copies.partition_point(|copy| copy.wire <= at);
         let Some(copy) = after.checked_sub(1).map(|at| &self.copies[at]) else { return 0 };
-        even - (even - copy.wire) % copy.wire_element
+        at - (at - copy.wire) % copy.wire_element
+    }
+
+    pub(super) fn of_copies(placements: Arc<Placements>, copies: Vec<Copy>, bytes: u64) -> Self {
+        Self { placements, copies, bytes }
     }
 
     fn compile<'m>(

@@ -1,5 +1,7 @@
 //! Random pairs of ranks, and gather and scatter against a copy element by element.
 
+mod kernels;
+
 use super::*;
 use crate::memory::{Mapping, create};
 use proptest::prelude::*;

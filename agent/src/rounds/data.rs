@@ -12,6 +12,7 @@ use super::staging::Staging;
 use crate::executor::{DigestProgram, RankMemory};
 use crate::limits;
 use crate::planned::{Planned, Task};
+use crate::transport::nccl::{Carried, Lanes, Settings};
 use crate::transport::tcp::{ByteServer, Receivers, Security, SendEvent, Senders, TransferError, receive};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, MemberId};
 use weightrefit_core::round::io::{Input, Slot};
 use weightrefit_core::round::message::{ClassSums, RoundKey};
+use weightrefit_proto::v1;
 
 /// Number of a task, so that what an older one says is told apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +72,7 @@ struct Digesting {
 pub(super) struct Data {
     server: ByteServer,
     security: Security,
+    lanes: Lanes,
     places: Vec<Place>,
     plan: Option<Arc<Planned>>,
     // Unbounded, since the threads of the byte path must not wait; a task sends a handful of events, and how
@@ -82,16 +85,21 @@ impl Data {
     pub(super) fn new(
         server: ByteServer,
         security: Security,
+        fabric: Settings,
         slots: usize,
         events: mpsc::UnboundedSender<DataEvent>,
     ) -> Self {
         let places = (0..slots).map(|_| Place::default()).collect();
-        Self { server, security, places, plan: None, events, next_ticket: 0 }
+        let lanes = Lanes::new(fabric, security.clone(), slots);
+        server.lead_lanes_to(lanes.hall());
+        Self { server, security, lanes, places, plan: None, events, next_ticket: 0 }
     }
 
     /// A membership took effect; nothing of an older one runs any more.
     pub(super) fn configure(&mut self, plan: Arc<Planned>) {
         self.server.configure(Some(Arc::clone(&plan.peers)));
+        let members: Vec<MemberId> = plan.slots.iter().map(|slot| slot.member).collect();
+        self.lanes.configure(&plan.lanes, &plan.peers, &members, plan.needs_lanes);
         for (place, slot) in self.places.iter_mut().zip(&plan.slots) {
             if let Some(staging) = &place.staging
                 && staging.layout() != slot.layout
@@ -139,6 +147,41 @@ impl Data {
         received + sent
     }
 
+    /// What carries the bytes between a slot's rank and a replica; `None` where that may not be NCCL.
+    pub(super) fn carrier(&self, slot: Slot, replica: u32) -> Option<Carried> {
+        self.lanes.carried(slot.0 as usize, replica)
+    }
+
+    /// The replica that a slot receives for.
+    pub(super) fn replica_of(&self, slot: Slot) -> Option<u32> {
+        self.plan.as_ref()?.replica_of(slot)
+    }
+
+    /// What carries the bytes of the replicas that slots receive for, once each.
+    pub(super) fn carriers(&self) -> Vec<v1::Carrier> {
+        let Some(plan) = &self.plan else { return Vec::new() };
+        let received = (0..).map(Slot).take(self.places.len());
+        let received = received.filter_map(|slot| Some((plan.replica_of(slot)?, slot)));
+        let of_replica = |(index, slot): (u32, Slot)| {
+            let replica = plan.topology.replica(index)?;
+            let (transport, reason) = match self.carrier(slot, index)? {
+                Carried::Nccl => ("nccl", None),
+                Carried::Tcp(reason) => ("tcp", Some(reason)),
+                Carried::Forming => ("forming", None),
+            };
+            let (code, reason) = reason.map(|why| (why.code.name().to_owned(), why.text)).unwrap_or_default();
+            let pool = plan.membership.pools().get(replica.pool as usize).cloned().unwrap_or_default();
+            Some(v1::Carrier {
+                pool,
+                replica: replica.name.clone(),
+                transport: transport.into(),
+                code,
+                reason,
+            })
+        };
+        received.collect::<BTreeMap<_, _>>().into_iter().filter_map(of_replica).collect()
+    }
+
     /// Streams that the byte server refused so far, by code.
     pub(super) fn refusals(&self) -> BTreeMap<Code, u64> {
         self.server.refusals()
@@ -172,8 +215,9 @@ impl Data {
         let planned = self.plan.clone()?;
         let timeout = Duration::from_millis(planned.topology.policies.timeouts.transfer_ms);
         let memory = self.staging(slot).map(|staging| staging.memory().clone());
-        let job = memory
-            .and_then(|memory| planned.receive_job(slot, round.round, memory, Instant::now() + timeout));
+        let lane = planned.replica_of(slot).and_then(|replica| self.lanes.of(slot.0 as usize, replica));
+        let deadline = Instant::now() + timeout;
+        let job = memory.and_then(|memory| planned.receive_job(slot, round.round, memory, deadline, lane));
         let Some(job) = job else {
             let replica = planned.replica_of(slot)?;
             return Some(unable(slot, round, replica));
@@ -198,7 +242,8 @@ impl Data {
             let job = match (&source, &programs) {
                 (Some(source), Some(Ok(programs))) => {
                     let memory = source.memory().clone();
-                    planned.send_job(slot, round.round, replica, memory, &programs.sends)
+                    let lane = self.lanes.of(slot.0 as usize, replica);
+                    planned.send_job(slot, round.round, replica, memory, &programs.sends, lane)
                 }
                 _ => None,
             };

@@ -3,9 +3,10 @@
 use super::data::Data;
 use super::report::phase_seconds;
 use super::waiters::{Answer, Waiters};
-use crate::metrics::{Metrics, TCP};
+use crate::metrics::{Metrics, NCCL, TCP};
 use crate::planned::{Planned, Task};
 use crate::readiness::Health;
+use crate::transport::nccl::Carried;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -85,7 +86,7 @@ impl Observer {
     }
 
     /// Looks at an input on its way to the node.
-    pub(super) fn before(&mut self, input: &Input) {
+    pub(super) fn before(&mut self, input: &Input, data: &Data) {
         match input {
             Input::ClientGone { slot, .. } => {
                 if let Some(view) = self.view(*slot) {
@@ -102,11 +103,19 @@ impl Observer {
             }
             Input::Received { slot, bytes, skipped, .. } => {
                 let minimum = self.view(*slot).map_or(0, |view| view.minimum);
-                self.metrics.received_bytes.with_label_values(TCP).inc_by(*bytes);
-                self.metrics.skipped_bytes.with_label_values(TCP).inc_by(*skipped);
-                self.metrics.minimum_bytes.with_label_values(TCP).inc_by(minimum);
+                let carrier = data.replica_of(*slot).and_then(|replica| data.carrier(*slot, replica));
+                let transport = label(carrier.as_ref());
+                self.metrics.received_bytes.with_label_values(transport).inc_by(*bytes);
+                self.metrics.skipped_bytes.with_label_values(transport).inc_by(*skipped);
+                self.metrics.minimum_bytes.with_label_values(transport).inc_by(minimum);
+                if let Some(Carried::Tcp(reason)) = carrier {
+                    self.metrics.transport_fallbacks.with_label_values(&[reason.code.name()]).inc();
+                }
             }
-            Input::Sent { bytes, .. } => self.metrics.sent_bytes.with_label_values(TCP).inc_by(*bytes),
+            Input::Sent { slot, replica, bytes, .. } => {
+                let transport = label(data.carrier(*slot, *replica).as_ref());
+                self.metrics.sent_bytes.with_label_values(transport).inc_by(*bytes);
+            }
             _ => {}
         }
     }
@@ -279,6 +288,7 @@ impl Observer {
             round_open: node.round_open(),
             version_seen: self.version_seen.map(|seen| v1::VersionName { run: seen.run, step: seen.step }),
             epoch_seen: self.epoch,
+            carriers: data.carriers(),
         };
         self.state.send_if_modified(|told| {
             let changed = *told != state;
@@ -307,6 +317,13 @@ impl Observer {
             "planDigest": plan.map(|plan| plan.topology.plan),
             "leader": leader.map(|member| member.seat.to_string()),
             "ranks": ranks.collect::<Vec<_>>(),
+            "carriers": data.carriers().iter().map(|carrier| json!({
+                "pool": carrier.pool,
+                "replica": carrier.replica,
+                "transport": carrier.transport,
+                "code": carrier.code,
+                "reason": carrier.reason,
+            })).collect::<Vec<_>>(),
             "lastRound": self.last_round,
         })
     }
@@ -321,6 +338,14 @@ impl Observer {
 
     fn view(&mut self, slot: Slot) -> Option<&mut View> {
         self.views.get_mut(slot.0 as usize)
+    }
+}
+
+/// Without a lane, and while it is not decided, bytes go by TCP.
+const fn label(carrier: Option<&Carried>) -> &'static [&'static str] {
+    match carrier {
+        Some(Carried::Nccl) => NCCL,
+        Some(Carried::Tcp(_) | Carried::Forming) | None => TCP,
     }
 }
 

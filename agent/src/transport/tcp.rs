@@ -14,6 +14,8 @@
 //! Blocking threads on purpose: one per stream, and the bytes go from memory to the kernel and back without a
 //! runtime between.
 
+mod dial;
+mod flight;
 mod flow;
 mod frame;
 mod link;
@@ -24,6 +26,9 @@ mod tasks;
 #[cfg(test)]
 mod testing;
 
+pub(crate) use dial::Dialer;
+pub(crate) use frame::{Purpose, StreamHeader};
+pub(crate) use link::Link;
 pub use offers::{SendEvent, SendJob, SendTo, Senders};
 pub use receive::{ReceiveFrom, ReceiveJob, Receivers, receive};
 pub use server::ByteServer;
@@ -57,7 +62,7 @@ pub struct Peers {
 
 impl Peers {
     /// Incarnation and key of a member's agent.
-    fn agent(&self, member: MemberId) -> Result<(Incarnation, Sha256), TransferError> {
+    pub(crate) fn agent(&self, member: MemberId) -> Result<(Incarnation, Sha256), TransferError> {
         let found = self.agents.get(member.0 as usize).copied();
         found.ok_or(TransferError::UnknownMember { peer: member, members: self.agents.len() })
     }
@@ -110,6 +115,14 @@ pub enum TransferError {
         /// Members there are.
         members: usize,
     },
+    /// The replica's lane ended, or there is none though there must be.
+    #[error("lane of the replica: {detail}")]
+    Lane {
+        /// As the lane says it.
+        code: Code,
+        /// What happened.
+        detail: String,
+    },
     /// Stopped by this agent.
     #[error("the transfer was stopped")]
     Cancelled,
@@ -134,6 +147,7 @@ impl TransferError {
             Self::Lost { .. } => Code::PeerLost,
             Self::ByteCount { .. } => Code::PlanMismatch,
             Self::UnknownMember { .. } => Code::StaleEpoch,
+            Self::Lane { code, .. } => *code,
             Self::Cancelled => Code::Cancelled,
             Self::Broken | Self::NoThread { .. } => Code::TransportUnavailable,
         }
@@ -148,7 +162,7 @@ impl TransferError {
             | Self::Lost { peer, .. }
             | Self::ByteCount { peer, .. }
             | Self::UnknownMember { peer, .. } => Some(*peer),
-            Self::Cancelled | Self::Broken | Self::NoThread { .. } => None,
+            Self::Lane { .. } | Self::Cancelled | Self::Broken | Self::NoThread { .. } => None,
         }
     }
 }

@@ -7,26 +7,67 @@ use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, Incarnation, MemberId, RoundId, Sha256};
 
 /// First bytes of a header: no other protocol begins so.
-const HEADER_MAGIC: [u8; 8] = *b"wrbytes1";
+const HEADER_MAGIC: [u8; 8] = *b"wrbytes2";
 /// First bytes of an acknowledgement.
 const ACKNOWLEDGE_MAGIC: [u8; 8] = *b"wrackn1\n";
 
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The bytes of a stream follow.
+    Bytes,
+    /// They go by this attempt of the replica's lane; the acknowledgement follows.
+    Flight {
+        /// Of the lane.
+        attempt: u32,
+    },
+    /// To the first rank of a lane; `pair` is the lane's key.
+    Lane,
+    /// To the leader, for the turn to form this lane.
+    Turn {
+        /// Its replica.
+        lane: u32,
+    },
+}
+
+impl Purpose {
+    const fn numbers(self) -> (u8, u32) {
+        match self {
+            Self::Bytes => (0, 0),
+            Self::Flight { attempt } => (1, attempt),
+            Self::Lane => (2, 0),
+            Self::Turn { lane } => (3, lane),
+        }
+    }
+
+    fn of(numbers: (u8, u32)) -> Result<Self> {
+        match numbers {
+            (0, 0) => Ok(Self::Bytes),
+            (1, attempt) => Ok(Self::Flight { attempt }),
+            (2, 0) => Ok(Self::Lane),
+            (3, lane) => Ok(Self::Turn { lane }),
+            _ => Err(invalid("the header has no purpose")),
+        }
+    }
+}
+
 /// What a destination asks for (B1).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct StreamHeader {
-    pub(super) refit_uid: Arc<str>,
-    pub(super) epoch: Epoch,
-    pub(super) membership: Sha256,
-    pub(super) round: RoundId,
-    pub(super) source: MemberId,
-    pub(super) destination: MemberId,
-    pub(super) source_incarnation: Incarnation,
-    pub(super) destination_incarnation: Incarnation,
-    pub(super) pair: Sha256,
+pub(crate) struct StreamHeader {
+    pub(crate) refit_uid: Arc<str>,
+    pub(crate) epoch: Epoch,
+    pub(crate) membership: Sha256,
+    pub(crate) round: RoundId,
+    pub(crate) source: MemberId,
+    pub(crate) destination: MemberId,
+    pub(crate) source_incarnation: Incarnation,
+    pub(crate) destination_incarnation: Incarnation,
+    pub(crate) pair: Sha256,
+    pub(crate) purpose: Purpose,
     /// This stream, how many the pair has, and the bytes of this one.
-    pub(super) stream: u32,
-    pub(super) streams: u32,
-    pub(super) bytes: u64,
+    pub(crate) stream: u32,
+    pub(crate) streams: u32,
+    pub(crate) bytes: u64,
 }
 
 impl StreamHeader {
@@ -41,6 +82,9 @@ impl StreamHeader {
         body.extend(self.source_incarnation.0.to_le_bytes());
         body.extend(self.destination_incarnation.0.to_le_bytes());
         body.extend(self.pair.0);
+        let (purpose, number) = self.purpose.numbers();
+        body.push(purpose);
+        body.extend(number.to_le_bytes());
         body.extend(self.stream.to_le_bytes());
         body.extend(self.streams.to_le_bytes());
         body.extend(self.bytes.to_le_bytes());
@@ -76,6 +120,7 @@ impl StreamHeader {
             source_incarnation: Incarnation(u128::from_le_bytes(array(rest)?)),
             destination_incarnation: Incarnation(u128::from_le_bytes(array(rest)?)),
             pair: Sha256(array(rest)?),
+            purpose: Purpose::of((array::<1>(rest)?[0], u32::from_le_bytes(array(rest)?)))?,
             stream: u32::from_le_bytes(array(rest)?),
             streams: u32::from_le_bytes(array(rest)?),
             bytes: u64::from_le_bytes(array(rest)?),
@@ -144,6 +189,7 @@ mod tests {
             source_incarnation: Incarnation(7),
             destination_incarnation: Incarnation(8),
             pair: Sha256([9; 32]),
+            purpose: Purpose::Flight { attempt: 0x0102_0304 },
             stream: 10,
             streams: 11,
             bytes: 12,

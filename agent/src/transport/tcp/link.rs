@@ -11,7 +11,7 @@ use weightrefit_core::id::Sha256;
 
 /// One end of a stream.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     socket: Arc<TcpStream>,
     tls: Option<Box<Connection>>,
     deadline: Option<Instant>,
@@ -70,7 +70,7 @@ impl Link {
     }
 
     /// From now on only a long silence ends the stream.
-    pub(super) fn unhurry(&mut self) -> Result<()> {
+    pub(crate) fn unhurry(&mut self) -> Result<()> {
         self.deadline = None;
         self.socket.set_read_timeout(Some(STREAM_SILENCE_MAX))?;
         self.socket.set_write_timeout(Some(STREAM_SILENCE_MAX))
@@ -87,7 +87,7 @@ impl Link {
     }
 
     /// The socket.
-    pub(super) fn socket(&self) -> &Arc<TcpStream> {
+    pub(crate) fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }
 

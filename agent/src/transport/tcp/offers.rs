@@ -1,9 +1,11 @@
 //! The source: what it offers to whom in which round, and how far that is.
 
-use super::frame::StreamHeader;
+use super::flight::Flight;
+use super::frame::{Purpose, StreamHeader};
 use super::tasks::{Task, Tasks};
 use super::{Peers, TransferError};
 use crate::executor::{Program, RankMemory};
+use crate::transport::nccl::LaneMember;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -25,6 +27,8 @@ pub struct SendJob {
     pub replicas: Vec<u32>,
     /// Ranks of these replicas that get bytes from this rank.
     pub destinations: Vec<SendTo>,
+    /// This rank's place in the lane of the replica, where it has one.
+    pub lane: Option<Arc<LaneMember>>,
 }
 
 /// What one destination gets.
@@ -98,6 +102,7 @@ type Report = Box<dyn Fn(SendEvent) + Send + Sync>;
 pub(super) struct Offer {
     pub(super) job: SendJob,
     pub(super) tasks: Arc<Tasks>,
+    pub(super) flight: Arc<Flight>,
     progress: Mutex<Progress>,
     report: Report,
 }
@@ -148,7 +153,13 @@ impl Offers {
             .copied()
             .filter(|replica| !job.destinations.iter().any(|to| to.replica == *replica))
             .collect();
-        let offer = Arc::new(Offer { job, tasks: Arc::default(), progress: Mutex::default(), report });
+        let offer = Arc::new(Offer {
+            job,
+            tasks: Arc::default(),
+            flight: Arc::default(),
+            progress: Mutex::default(),
+            report,
+        });
         let mut table = self.lock();
         table.offers.retain(|offer| offer.strong_count() > 0);
         table.offers.push(Arc::downgrade(&offer));
@@ -167,8 +178,9 @@ impl Offers {
         *over = key.max(*over);
     }
 
-    /// Decides on a header (B1, B2). `key` is what the peer proved; `None` without TLS.
-    pub(super) fn admit(&self, header: &StreamHeader, key: Option<Sha256>) -> Result<Grant, Code> {
+    /// Whether a header is of the accepted membership and its destination who it says (B1, B2). `key` is what the
+    /// peer proved; `None` without TLS.
+    pub(super) fn identify(&self, header: &StreamHeader, key: Option<Sha256>) -> Result<(), Code> {
         let table = self.lock();
         let peers = table.peers.as_ref().ok_or(Code::NotConfigured)?;
         let same = header.refit_uid == peers.refit_uid
@@ -185,6 +197,12 @@ impl Offers {
         if source.0 != header.source_incarnation || destination.0 != header.destination_incarnation {
             return Err(Code::StaleEpoch);
         }
+        Ok(())
+    }
+
+    /// Decides on the header of a stream that has been identified.
+    pub(super) fn admit(&self, header: &StreamHeader) -> Result<Grant, Code> {
+        let table = self.lock();
         let over = table.over.get(&header.source).is_some_and(|over| (header.epoch, header.round) <= *over);
         let absent = if over { Code::SourceGone } else { Code::Busy };
         let matching = table.offers.iter().filter_map(Weak::upgrade).find_map(|offer| {
@@ -196,6 +214,11 @@ impl Offers {
         });
         drop(table);
         let (offer, at) = matching.ok_or(absent)?;
+        if let Purpose::Flight { attempt } = header.purpose
+            && !offer.job.lane.as_ref().is_some_and(|lane| lane.is_at(attempt))
+        {
+            return Err(Code::Busy);
+        }
         let task = offer.tasks.enter().ok_or(Code::SourceGone)?;
         offer.take(header, at)?;
         Ok(Grant { offer, destination: at, task })
@@ -210,7 +233,11 @@ impl Offer {
     /// Takes the header's stream, once.
     fn take(&self, header: &StreamHeader, destination: usize) -> Result<(), Code> {
         let to = &self.job.destinations[destination];
-        let sane = header.streams <= crate::limits::STREAMS_MAX && header.stream < header.streams;
+        let streams_max = match header.purpose {
+            Purpose::Flight { .. } => 1,
+            _ => crate::limits::STREAMS_MAX,
+        };
+        let sane = header.streams <= streams_max && header.stream < header.streams;
         if to.pair != header.pair || !sane {
             return Err(Code::PlanMismatch);
         }

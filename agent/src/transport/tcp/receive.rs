@@ -1,20 +1,19 @@
 //! The destination: dials its sources and receives.
 
-use super::frame::{StreamHeader, read_answer, write_acknowledgement};
+use super::dial::Dialer;
+use super::frame::{Purpose, read_answer, write_acknowledgement};
 use super::link::Link;
-use super::tasks::Tasks;
-use super::{Peers, Security, TransferError, flow};
+use super::tasks::{Tasks, Watched};
+use super::{Peers, Security, TransferError, flight, flow};
 use crate::executor::{Cursor, Program, RankMemory};
-use crate::limits::{
-    ADMISSION_TIMEOUT, CONNECT_TIMEOUT, RECEIVE_THREADS_MAX, RETRY_WAIT_MAX, RETRY_WAIT_MIN,
-    STREAM_BYTES_MIN, STREAMS_MAX,
-};
-use std::net::{SocketAddr, TcpStream};
+use crate::limits::{RECEIVE_THREADS_MAX, RETRY_WAIT_MAX, RETRY_WAIT_MIN, STREAM_BYTES_MIN, STREAMS_MAX};
+use crate::transport::nccl::{Choice, Direction, Job, LaneMember, Pair};
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-use weightrefit_core::code::Policy;
+use weightrefit_core::code::{Code, Policy};
 use weightrefit_core::id::{MemberId, RoundId, Sha256};
 
 /// All that one rank receives in a round.
@@ -34,6 +33,8 @@ pub struct ReceiveJob {
     pub streams: u32,
     /// Until when a source that is not ready, or does not listen, is asked again.
     pub deadline: Instant,
+    /// This rank's place in the lane of its replica, where it has one.
+    pub lane: Option<Arc<LaneMember>>,
 }
 
 /// What one source sends.
@@ -97,29 +98,22 @@ pub fn receive(
             (0..streams).map(move |stream| (at, stream, streams))
         })
         .collect();
-    let threads = parts.len().min(RECEIVE_THREADS_MAX);
+    let dialer = Dialer { security: security.clone(), peers: Arc::clone(&job.peers) };
     let work = Arc::new(Work {
         job,
-        security: security.clone(),
+        dialer,
         tasks: Arc::clone(&tasks),
         next: AtomicUsize::new(0),
         left: AtomicUsize::new(parts.len()),
         parts,
         done: Mutex::new(Some(Box::new(done))),
     });
-    if work.parts.is_empty() {
-        work.finish(Ok(0));
-    }
-    for thread in 0..threads {
-        let Some(task) = tasks.enter() else { break };
-        let shared = Arc::clone(&work);
-        let name = format!("bytes-in-{}-{thread}", work.job.member);
-        let spawned = std::thread::Builder::new().name(name).spawn(move || {
-            let _task = task;
-            shared.run();
-        });
-        if let Err(error) = spawned {
-            work.finish(Err(TransferError::NoThread { detail: error.to_string() }));
+    match &work.job.lane {
+        _ if work.parts.is_empty() => work.finish(Ok(0)),
+        None => Work::receive_streams(&work),
+        Some(lane) => {
+            let lane = Arc::clone(lane);
+            work.spawn("bytes-in-lane", move |work| work.receive_by(&lane));
         }
     }
     Receivers { tasks }
@@ -135,7 +129,7 @@ type Done = Box<dyn FnOnce(Result<u64, TransferError>) + Send>;
 
 struct Work {
     job: ReceiveJob,
-    security: Security,
+    dialer: Dialer,
     tasks: Arc<Tasks>,
     /// (source, stream, streams), the index of the next one to take, and how many are not done.
     parts: Vec<(usize, u32, u32)>,
@@ -145,15 +139,100 @@ struct Work {
 }
 
 impl Work {
+    fn spawn(self: &Arc<Self>, name: &str, run: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let Some(task) = self.tasks.enter() else { return };
+        let shared = Arc::clone(self);
+        let name = format!("{name}-{}", self.job.member);
+        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            let _task = task;
+            run(&shared);
+        });
+        if let Err(error) = spawned {
+            self.finish(Err(TransferError::NoThread { detail: error.to_string() }));
+        }
+    }
+
+    /// By TCP.
+    fn receive_streams(self: &Arc<Self>) {
+        for thread in 0..self.parts.len().min(RECEIVE_THREADS_MAX) {
+            self.spawn(&format!("bytes-in-{thread}"), |work| work.run());
+        }
+    }
+
+    /// As the lane says, once it knows.
+    fn receive_by(self: &Arc<Self>, lane: &LaneMember) {
+        match lane.choose(|| self.tasks.is_stopped(), self.job.deadline) {
+            Choice::Nccl(attempt) => {
+                let flown = catch_unwind(AssertUnwindSafe(|| self.fly(lane, attempt)));
+                self.finish(self.unless_stopped(flown.unwrap_or(Err(TransferError::Broken))));
+            }
+            Choice::Tcp(_) if self.tasks.is_stopped() => self.finish(Err(TransferError::Cancelled)),
+            Choice::Tcp(reason) if lane.is_required() => {
+                self.finish(Err(TransferError::Lane { code: reason.code, detail: reason.text }));
+            }
+            Choice::Tcp(_) => self.receive_streams(),
+        }
+    }
+
+    /// All sources are asked as for a stream; the bytes come by the lane.
+    fn fly(&self, lane: &LaneMember, attempt: u32) -> Result<u64, TransferError> {
+        let sources: Vec<&ReceiveFrom> =
+            self.job.sources.iter().filter(|source| source.program.bytes() > 0).collect();
+        let pair = |source: &&ReceiveFrom| {
+            Some(Pair { peer: lane.rank_of(source.member)?, program: Arc::clone(&source.program) })
+        };
+        let pairs = sources.iter().map(pair).collect::<Option<Vec<_>>>();
+        let pairs = pairs.ok_or(crate::transport::nccl::FlowError::Gone)?;
+        let next = AtomicUsize::new(0);
+        let links = Mutex::new(Vec::with_capacity(sources.len()));
+        let failure = Mutex::new(None);
+        let dial = || {
+            while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+                match self.open(source, Purpose::Flight { attempt }, (0, 1)) {
+                    Ok((link, watched)) => lock(&links).push((*source, link, watched)),
+                    Err(error) => {
+                        lock(&failure).get_or_insert(error);
+                        return;
+                    }
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..sources.len().min(RECEIVE_THREADS_MAX) {
+                scope.spawn(dial);
+            }
+            dial();
+        });
+        if let Some(error) = lock(&failure).take() {
+            return Err(error);
+        }
+        let job = Job {
+            direction: Direction::Receive,
+            memory: self.job.memory.clone(),
+            pairs,
+            deadline: self.job.deadline,
+            moved: Arc::clone(&self.tasks.bytes),
+        };
+        let bytes = flight::receive(lane, attempt, job, &self.tasks)?;
+        for (source, mut link, _watched) in links.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            let lost = |error: std::io::Error| failure_of(source.member, &error);
+            write_acknowledgement(&mut link, source.program.bytes()).map_err(lost)?;
+        }
+        Ok(bytes)
+    }
+
+    fn unless_stopped<T>(&self, result: Result<T, TransferError>) -> Result<T, TransferError> {
+        result.map_err(|error| if self.tasks.is_stopped() { TransferError::Cancelled } else { error })
+    }
+
     /// Takes streams until there are none, or one fails.
     fn run(&self) {
         while let Some((source, stream, streams)) = self.parts.get(self.next.fetch_add(1, Ordering::Relaxed))
         {
             let source = &self.job.sources[*source];
             let result = catch_unwind(AssertUnwindSafe(|| self.receive_stream(source, *stream, *streams)));
-            if let Err(error) = result.unwrap_or(Err(TransferError::Broken)) {
-                let stopped = self.tasks.is_stopped();
-                return self.finish(Err(if stopped { TransferError::Cancelled } else { error }));
+            if let Err(error) = self.unless_stopped(result.unwrap_or(Err(TransferError::Broken))) {
+                return self.finish(Err(error));
             }
             if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
                 self.finish(Ok(self.tasks.bytes.load(Ordering::Relaxed)));
@@ -173,100 +252,65 @@ impl Work {
     }
 
     fn receive_stream(&self, source: &ReceiveFrom, stream: u32, streams: u32) -> Result<(), TransferError> {
-        let lost = |error: std::io::Error| failure(source.member, &error);
+        let lost = |error: std::io::Error| failure_of(source.member, &error);
         let cursor = Cursor::stream(&source.program, stream, streams);
         let bytes = cursor.left();
-        let header = self.header(source, stream, streams, bytes)?;
+        let (mut link, _watched) = self.open(source, Purpose::Bytes, (stream, streams))?;
+        flow::receive(&mut link, cursor, &self.job.memory, &self.tasks).map_err(lost)?;
+        write_acknowledgement(&mut link, bytes).map_err(lost)
+    }
+
+    /// Asks a source for a stream until it is admitted, refused for good, or too late.
+    fn open(
+        &self,
+        source: &ReceiveFrom,
+        purpose: Purpose,
+        (stream, streams): (u32, u32),
+    ) -> Result<(Link, Watched), TransferError> {
+        let lost = |error: std::io::Error| failure_of(source.member, &error);
+        let mut header = self.dialer.header(source.member, self.job.member, source.pair, purpose)?;
+        (header.round, header.stream, header.streams) = (self.job.round, stream, streams);
+        header.bytes = source.program.split(stream + 1, streams) - source.program.split(stream, streams);
         let mut wait = RETRY_WAIT_MIN;
         loop {
             if self.tasks.is_stopped() {
                 return Err(TransferError::Cancelled);
             }
             let late = Instant::now() >= self.job.deadline;
-            let (refusal, reason) = match self.connect(source) {
+            let refusal = match Dialer::connect(&source.addresses) {
                 Err(error) if late => return Err(lost(error)),
-                Err(error) => (None, Some(error)),
+                Err(_) => None,
                 Ok(socket) => {
                     let socket = Arc::new(socket);
                     let watched = self.tasks.watch(&socket).ok_or(TransferError::Cancelled)?;
-                    let mut link = self.secure(source, socket).map_err(lost)?;
+                    let mut link = self.dialer.secure(source.member, socket).map_err(lost)?;
                     header.write(&mut link).map_err(lost)?;
                     match read_answer(&mut link).map_err(lost)? {
                         None => {
                             link.unhurry().map_err(lost)?;
-                            flow::receive(&mut link, cursor, &self.job.memory, &self.tasks).map_err(lost)?;
-                            write_acknowledgement(&mut link, bytes).map_err(lost)?;
-                            drop(watched);
-                            return Ok(());
+                            return Ok((link, watched));
                         }
-                        Some(code) => (Some(code), None),
+                        refused => refused,
                     }
                 }
             };
             if let Some(code) = refusal
-                && (late
-                    || code.policy() != Policy::Retry
-                    || code == weightrefit_core::code::Code::StaleEpoch)
+                && (late || code.policy() != Policy::Retry || code == Code::StaleEpoch)
             {
                 return Err(TransferError::Refused { peer: source.member, code });
             }
-            drop(reason);
             self.tasks.sleep(wait);
             wait = (wait * 2).min(RETRY_WAIT_MAX);
         }
     }
+}
 
-    fn header(
-        &self,
-        source: &ReceiveFrom,
-        stream: u32,
-        streams: u32,
-        bytes: u64,
-    ) -> Result<StreamHeader, TransferError> {
-        let peers = &self.job.peers;
-        let agent = |member: MemberId| peers.agent(member);
-        Ok(StreamHeader {
-            refit_uid: Arc::clone(&peers.refit_uid),
-            epoch: peers.epoch,
-            membership: peers.membership,
-            round: self.job.round,
-            source: source.member,
-            destination: self.job.member,
-            source_incarnation: agent(source.member)?.0,
-            destination_incarnation: agent(self.job.member)?.0,
-            pair: source.pair,
-            stream,
-            streams,
-            bytes,
-        })
-    }
-
-    fn connect(&self, source: &ReceiveFrom) -> std::io::Result<TcpStream> {
-        let mut last = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, "the member has no address");
-        for address in &source.addresses {
-            match TcpStream::connect_timeout(address, CONNECT_TIMEOUT) {
-                Ok(socket) => return Ok(socket),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
-    }
-
-    fn secure(&self, source: &ReceiveFrom, socket: Arc<TcpStream>) -> std::io::Result<Link> {
-        let deadline = Instant::now() + ADMISSION_TIMEOUT;
-        match &self.security {
-            Security::Plain => Link::plain(socket, deadline),
-            Security::Tls(identity) => {
-                let key = self.job.peers.agent(source.member).map_err(std::io::Error::other)?.1;
-                let config = identity.client_config(key).map_err(std::io::Error::other)?;
-                Link::start_tls(socket, Arc::new(config), deadline)
-            }
-        }
-    }
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What an error of the socket or of TLS means.
-pub(super) fn failure(peer: MemberId, error: &std::io::Error) -> TransferError {
+pub(super) fn failure_of(peer: MemberId, error: &std::io::Error) -> TransferError {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {
         Some(tls) => TransferError::Key { peer, detail: tls.to_string() },

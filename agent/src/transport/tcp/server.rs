@@ -1,12 +1,13 @@
 //! The byte port: accepts, admits, sends.
 
-use super::frame::{StreamHeader, read_acknowledgement, write_answer};
+use super::frame::{Purpose, StreamHeader, read_acknowledgement, write_answer};
 use super::link::Link;
 use super::offers::{Grant, Offers};
-use super::receive::failure;
+use super::receive::failure_of;
 use super::{Peers, Security, SendEvent, SendJob, Senders, TransferError, flow};
 use crate::executor::Cursor;
 use crate::limits::{ADMISSION_TIMEOUT, HANDSHAKES_MAX, RETRY_WAIT_MAX, SEND_STREAMS_MAX};
+use crate::transport::nccl::Hall;
 use rustls::ServerConfig;
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Result};
@@ -14,11 +15,11 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use weightrefit_core::code::Code;
-use weightrefit_core::id::MemberId;
+use weightrefit_core::id::{MemberId, Sha256};
 
 /// Listens for destinations; one per agent.
 #[derive(Debug)]
@@ -36,6 +37,8 @@ struct Shared {
     /// Connections not yet admitted, oldest first (B4).
     waiting: Mutex<Waiting>,
     sending: AtomicUsize,
+    /// Where members of lanes meet; none before one is set.
+    hall: OnceLock<Arc<Hall>>,
     refusals: Mutex<BTreeMap<Code, u64>>,
 }
 
@@ -62,6 +65,7 @@ impl ByteServer {
             closed: AtomicBool::new(false),
             waiting: Mutex::default(),
             sending: AtomicUsize::new(0),
+            hall: OnceLock::new(),
             refusals: Mutex::default(),
         });
         let accepting = Arc::clone(&shared);
@@ -82,6 +86,12 @@ impl ByteServer {
     /// `NotConfigured` while there is none; jobs that run are ended by their own `Senders`.
     pub fn configure(&self, peers: Option<Arc<Peers>>) {
         self.shared.offers.configure(peers);
+    }
+
+    /// Connections of lanes go there from now on.
+    pub(crate) fn lead_lanes_to(&self, hall: Arc<Hall>) {
+        // Set once, when the round driver is made.
+        let _ = self.shared.hall.set(hall);
     }
 
     /// Offers what a rank may send. `report` is called from the job's threads and must not block.
@@ -150,15 +160,32 @@ impl Shared {
     fn serve(&self, socket: &Arc<TcpStream>, id: u64) {
         let admitted = self.admit(socket);
         lock(&self.waiting).sockets.remove(&id);
-        let Some((mut link, header, grant)) = admitted else { return };
-        let Grant { offer, destination, task } = grant;
+        let Some((mut link, header, admitted)) = admitted else { return };
+        let Grant { offer, destination, task } = match admitted {
+            Admitted::Stream(grant) => grant,
+            Admitted::Lane(hall) => {
+                if write_answer(&mut link, None).is_ok() {
+                    hall.serve(link, &header);
+                }
+                return;
+            }
+        };
         let sent = catch_unwind(AssertUnwindSafe(|| {
             let _watched = offer.tasks.watch(socket).ok_or(TransferError::Cancelled)?;
             let program = &offer.job.destinations[destination].program;
-            let cursor = Cursor::stream(program, header.stream, header.streams);
-            let failed = |error: Error| failure(header.destination, &error);
+            let failed = |error: Error| failure_of(header.destination, &error);
             write_answer(&mut link, None).and_then(|()| link.unhurry()).map_err(failed)?;
-            flow::send(&mut link, cursor, &offer.job.memory, &offer.tasks).map_err(failed)?;
+            match header.purpose {
+                Purpose::Flight { attempt } => {
+                    offer.flight.arrive(&offer.job, &offer.tasks, destination, Some(attempt));
+                    offer.flight.wait(&offer.tasks)?;
+                }
+                _ => {
+                    offer.flight.arrive(&offer.job, &offer.tasks, destination, None);
+                    let cursor = Cursor::stream(program, header.stream, header.streams);
+                    flow::send(&mut link, cursor, &offer.job.memory, &offer.tasks).map_err(failed)?;
+                }
+            }
             let theirs = read_acknowledgement(&mut link).map_err(failed)?;
             counted(header.destination, &header, theirs)
         }));
@@ -169,7 +196,7 @@ impl Shared {
     }
 
     /// Handshake, header and decision; the refusal goes to the peer, where there is one to tell.
-    fn admit(&self, socket: &Arc<TcpStream>) -> Option<(Link, StreamHeader, Grant)> {
+    fn admit(&self, socket: &Arc<TcpStream>) -> Option<(Link, StreamHeader, Admitted)> {
         let deadline = Instant::now() + ADMISSION_TIMEOUT;
         let secured = match &self.tls {
             None => Link::plain(Arc::clone(socket), deadline).map(|link| (link, None)),
@@ -182,12 +209,9 @@ impl Shared {
             Ok((link, key, header))
         });
         let (mut link, key, header) = said.map_err(|error| self.count(refusal_of(&error))).ok()?;
-        let busy = self.sending.fetch_add(1, Ordering::Relaxed) >= SEND_STREAMS_MAX;
-        let decided = if busy { Err(Code::Busy) } else { self.offers.admit(&header, key) };
-        match decided {
-            Ok(grant) => Some((link, header, grant)),
+        match self.decide(&header, key) {
+            Ok(admitted) => Some((link, header, admitted)),
             Err(code) => {
-                self.sending.fetch_sub(1, Ordering::Relaxed);
                 self.count(code);
                 // A peer that does not wait for the answer is refused all the same.
                 let _ = write_answer(&mut link, Some(code));
@@ -197,9 +221,29 @@ impl Shared {
         }
     }
 
+    fn decide(&self, header: &StreamHeader, key: Option<Sha256>) -> std::result::Result<Admitted, Code> {
+        self.offers.identify(header, key)?;
+        if matches!(header.purpose, Purpose::Lane | Purpose::Turn { .. }) {
+            let hall = self.hall.get().ok_or(Code::NotConfigured)?;
+            return hall.admit(header).map(|()| Admitted::Lane(Arc::clone(hall)));
+        }
+        let busy = self.sending.fetch_add(1, Ordering::Relaxed) >= SEND_STREAMS_MAX;
+        let decided = if busy { Err(Code::Busy) } else { self.offers.admit(header) };
+        decided.map(Admitted::Stream).inspect_err(|_| {
+            self.sending.fetch_sub(1, Ordering::Relaxed);
+        })
+    }
+
     fn count(&self, code: Code) {
         *lock(&self.refusals).entry(code).or_default() += 1;
     }
+}
+
+/// What an admitted connection is.
+enum Admitted {
+    Stream(Grant),
+    /// Of a member of a lane; bounded by the lanes, each of which speaks to one connection a rank.
+    Lane(Arc<Hall>),
 }
 
 /// B5.

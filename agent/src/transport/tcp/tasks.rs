@@ -13,7 +13,7 @@ pub(super) struct Tasks {
     changed: Condvar,
     stopped: AtomicBool,
     /// Bytes moved so far.
-    pub(super) bytes: AtomicU64,
+    pub(super) bytes: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]

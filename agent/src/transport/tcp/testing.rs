@@ -103,6 +103,7 @@ impl World {
             memory: self.source.clone(),
             replicas: vec![4],
             destinations: vec![to],
+            lane: None,
         };
         let senders = self.server.allow(job, move |event| events.send(event).expect("the test listens"));
         (senders, received)
@@ -126,6 +127,7 @@ impl World {
             }],
             streams: 4,
             deadline: Instant::now() + PATIENCE,
+            lane: None,
         }
     }
 
@@ -261,6 +263,7 @@ fn a_replica_that_needs_nothing_from_a_rank_is_sent_at_once() {
         memory: world.source.clone(),
         replicas: vec![2, 3],
         destinations: Vec::new(),
+        lane: None,
     };
     let _senders = world.server.allow(job, move |event| events.send(event).expect("the test listens"));
     let sent: Vec<SendEvent> = received.try_iter().collect();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use weightrefit_core::dtype::DType;
 use weightrefit_core::id::Sha256;
 use weightrefit_core::round::message::Timeouts;
-use weightrefit_proto::refit::{OnReplicaFailure, Policy, Pool, Refit, Tensor};
+use weightrefit_proto::refit::{Fabric, OnReplicaFailure, Policy, Pool, Refit, Tensor};
 
 /// Longest wait for something that happens in milliseconds; reached only by a test that fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -46,6 +46,7 @@ pub(crate) fn tiny_refit() -> Refit {
             timeouts,
             on_replica_failure: OnReplicaFailure::FenceReplica,
             encrypt_bytes: true,
+            fabric: Fabric::Never,
             verify: true,
         },
     }

@@ -1,6 +1,6 @@
 //! Peers that lie, break off, hold on or send rubbish.
 
-use super::super::frame::{StreamHeader, read_answer, write_acknowledgement, write_answer};
+use super::super::frame::{Purpose, StreamHeader, read_answer, write_acknowledgement, write_answer};
 use super::super::link::Link;
 use super::*;
 use crate::limits::HANDSHAKES_MAX;
@@ -18,6 +18,7 @@ fn header(world: &World) -> StreamHeader {
         source_incarnation: world.peers.agents[0].0,
         destination_incarnation: world.peers.agents[1].0,
         pair: PAIR,
+        purpose: Purpose::Bytes,
         stream: 0,
         streams: 1,
         bytes: world.out.bytes(),

@@ -1,0 +1,167 @@
+//! Memory of a device, and memory of the host that it can reach.
+
+use super::symbols::OUT_OF_MEMORY;
+use super::{Context, CudaError, Stream};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+/// Memory of a device. Its address means nothing to the host.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    context: Context,
+    address: u64,
+    len: u64,
+}
+
+impl DeviceMemory {
+    /// Takes `len` bytes; their contents are whatever was there.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`] where the device lacks them.
+    pub fn new(context: &Context, len: u64) -> Result<Self, CudaError> {
+        let mut address = 0;
+        let bytes = usize::try_from(len.max(1)).map_err(|_| CudaError::OutOfMemory { bytes: len })?;
+        // SAFETY: writes one address; the context is current.
+        let code = context.raw_call(|symbols| unsafe { (symbols.memory_alloc)(&raw mut address, bytes) });
+        match code {
+            OUT_OF_MEMORY => Err(CudaError::OutOfMemory { bytes: len }),
+            code => {
+                context.call("cuMemAlloc", |_| code)?;
+                Ok(Self { context: context.clone(), address, len })
+            }
+        }
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// True where there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address of `bytes` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// Where they lie outside.
+    pub fn address(&self, offset: u64, bytes: u64) -> Result<u64, CudaError> {
+        check(offset, bytes, self.len)?;
+        Ok(self.address + offset)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let address = self.address;
+        // SAFETY: allocated by `new` and freed once; C4.
+        self.context.raw_call(|symbols| unsafe { (symbols.memory_free)(address) });
+    }
+}
+
+/// Memory of the host that does not move, so that the device can copy from and to it by itself.
+#[derive(Debug)]
+pub struct PinnedMemory {
+    context: Context,
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: plain memory that this value owns.
+unsafe impl Send for PinnedMemory {}
+
+impl PinnedMemory {
+    /// Takes `len` bytes.
+    pub fn new(context: &Context, len: usize) -> Result<Self, CudaError> {
+        let mut base = std::ptr::null_mut();
+        // SAFETY: writes one pointer; the context is current.
+        context
+            .call("cuMemAllocHost", |symbols| unsafe { (symbols.host_alloc)(&raw mut base, len.max(1)) })?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(CudaError::OutOfMemory { bytes: len as u64 })?;
+        // SAFETY: the allocation has `len` bytes; zeros make all of them initialised.
+        unsafe { std::ptr::write_bytes(base.as_ptr(), 0, len) };
+        Ok(Self { context: context.clone(), base, len })
+    }
+
+    /// The bytes. No copy that was enqueued may still write them (C4).
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `len` bytes, initialised, owned; writers are ruled out by the caller's wait and by `&mut` below.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to write. No copy that was enqueued may still use them (C4).
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        let base = self.base.as_ptr().cast::<c_void>();
+        // SAFETY: allocated by `new` and freed once; C4.
+        self.context.raw_call(|symbols| unsafe { (symbols.host_free)(base) });
+    }
+}
+
+impl Stream {
+    /// Enqueues a copy of the first `bytes` bytes of `from` to `to`.
+    ///
+    /// # Errors
+    /// A range outside either memory, or what the driver says.
+    pub fn upload(
+        &self,
+        from: &PinnedMemory,
+        to: &DeviceMemory,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        check(0, bytes, from.len as u64)?;
+        let (address, host) = (to.address(offset, bytes)?, from.base.as_ptr().cast_const().cast());
+        // SAFETY: both ranges were checked and live until the stream has passed this (C4).
+        self.context().call("cuMemcpyHtoDAsync", |symbols| unsafe {
+            (symbols.upload)(address, host, bytes as usize, self.raw())
+        })
+    }
+
+    /// Enqueues a copy of `bytes` bytes of `from`, from `offset` on, to the beginning of `to`.
+    ///
+    /// # Errors
+    /// A range outside either memory, or what the driver says.
+    pub fn download(
+        &self,
+        from: &DeviceMemory,
+        offset: u64,
+        to: &mut PinnedMemory,
+        bytes: u64,
+    ) -> Result<(), CudaError> {
+        check(0, bytes, to.len as u64)?;
+        let (address, host) = (from.address(offset, bytes)?, to.base.as_ptr().cast());
+        // SAFETY: both ranges were checked and live until the stream has passed this (C4).
+        self.context().call("cuMemcpyDtoHAsync", |symbols| unsafe {
+            (symbols.download)(host, address, bytes as usize, self.raw())
+        })
+    }
+
+    /// Enqueues zeros.
+    pub fn clear(&self, memory: &DeviceMemory) -> Result<(), CudaError> {
+        if memory.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the whole memory, which lives until the stream has passed this (C4).
+        self.context().call("cuMemsetD8Async", |symbols| unsafe {
+            (symbols.set_bytes)(memory.address, 0, memory.len as usize, self.raw())
+        })
+    }
+}
+
+fn check(offset: u64, bytes: u64, available: u64) -> Result<(), CudaError> {
+    match offset.checked_add(bytes) {
+        Some(end) if end <= available => Ok(()),
+        _ => Err(CudaError::Range { offset, bytes, available }),
+    }
+}

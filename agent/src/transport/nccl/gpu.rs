@@ -1,0 +1,270 @@
+//! The GPU of one rank, as the executor inside the agent uses it: published memory is copied to the device once a
+//! round, staging comes back from it.
+//!
+//! G1: what a copy that was enqueued uses outlives it: every function here waits for its stream, and where it cannot
+//!     the caller ends the process ([`Waiting`]).
+
+use super::FlowError;
+use crate::cuda::{Context, CudaError, Device, DeviceMemory, Driver, Kernels, PinnedMemory, Stream};
+use crate::executor::RankMemory;
+use crate::limits;
+use crate::memory::Mapping;
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use weightrefit_core::round::message::RoundKey;
+
+/// Bytes of one of the two buffers through which host memory goes to the device and back.
+const BOUNCE_BYTES: usize = 4 << 20;
+/// Looks at work that is on its way: at once, then a yield each, then pauses of up to this long.
+const LOOK_MAX: Duration = Duration::from_micros(200);
+const YIELDS: u32 = 64;
+
+/// When to stop waiting.
+pub(super) struct Waiting<'w> {
+    /// Asked at each look.
+    pub(super) stopped: &'w dyn Fn() -> bool,
+    pub(super) deadline: Instant,
+    /// Also looked at: the communicator may have failed.
+    pub(super) healthy: &'w dyn Fn() -> Result<(), FlowError>,
+}
+
+impl Waiting<'_> {
+    /// Waits until `done` says so.
+    pub(super) fn until(
+        &self,
+        what: &'static str,
+        mut done: impl FnMut() -> Result<bool, FlowError>,
+    ) -> Result<(), FlowError> {
+        let mut looks = 0_u32;
+        while !done()? {
+            (self.healthy)()?;
+            if (self.stopped)() {
+                return Err(FlowError::Stopped);
+            }
+            if Instant::now() >= self.deadline {
+                return Err(FlowError::Late { what });
+            }
+            match looks {
+                0..YIELDS => std::thread::yield_now(),
+                _ => std::thread::sleep(LOOK_MAX.min(Duration::from_micros(u64::from(looks - YIELDS) * 10))),
+            }
+            looks += 1;
+        }
+        Ok(())
+    }
+}
+
+/// A device with its kernels.
+#[derive(Debug)]
+pub struct Gpu {
+    context: Context,
+    kernels: Kernels,
+    /// Bytes of device memory for packed windows of one lane.
+    window_bytes: u64,
+    /// Published memory on the device, and the round that it is of.
+    shard: Mutex<Option<(RoundKey, Arc<Shard>)>>,
+}
+
+/// Copies of a rank's memories on the device.
+#[derive(Debug)]
+pub(super) struct Shard(Vec<DeviceMemory>);
+
+impl Shard {
+    /// Where a memory begins.
+    pub(super) fn address(&self, mapping: u32) -> u64 {
+        let memory = self.0.get(mapping as usize);
+        memory.and_then(|memory| memory.address(0, memory.len()).ok()).unwrap_or(0)
+    }
+}
+
+impl Gpu {
+    /// Takes a device into use.
+    pub fn new(driver: &Driver, device: Device, window_bytes: u64) -> Result<Self, CudaError> {
+        let context = Context::new(driver, device)?;
+        let kernels = Kernels::load(&context)?;
+        Ok(Self { context, kernels, window_bytes, shard: Mutex::default() })
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    /// Bytes of packed windows that a lane may have on this device.
+    pub(super) fn window_bytes(&self) -> u64 {
+        self.window_bytes
+    }
+
+    /// Memory for `bytes`, predicted first: the framework beside us must not be the one that finds none left.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<DeviceMemory, FlowError> {
+        let free = self.context.free_bytes()?;
+        if bytes > free {
+            return Err(FlowError::Exhausted { bytes, free });
+        }
+        Ok(DeviceMemory::new(&self.context, bytes)?)
+    }
+
+    /// Published memory on the device, copied by the first lane of a round that asks.
+    pub(super) fn shard(
+        &self,
+        round: RoundKey,
+        memory: &RankMemory,
+        stream: &Stream,
+        waiting: &Waiting<'_>,
+    ) -> Result<Arc<Shard>, FlowError> {
+        let mut held = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, shard)) = &*held
+            && *of == round
+        {
+            return Ok(Arc::clone(shard));
+        }
+        // Older rounds have no senders any more, so its memory is this one's, where it fits.
+        let reusable = held.take().and_then(|(_, shard)| Arc::try_unwrap(shard).ok());
+        let mappings = memory.mappings();
+        let fits = |shard: &Shard| shard.0.iter().map(DeviceMemory::len).eq(mappings.iter().map(|m| m.len()));
+        let shard = match reusable.filter(fits) {
+            Some(shard) => shard,
+            None => {
+                Shard(mappings.iter().map(|mapping| self.reserve(mapping.len())).collect::<Result<_, _>>()?)
+            }
+        };
+        for (mapping, memory) in mappings.iter().zip(&shard.0) {
+            self.copy_in(mapping, memory, stream, waiting)?;
+        }
+        let shard = Arc::new(shard);
+        *held = Some((round, Arc::clone(&shard)));
+        Ok(shard)
+    }
+
+    fn copy_in(
+        &self,
+        from: &Mapping,
+        to: &DeviceMemory,
+        stream: &Stream,
+        waiting: &Waiting<'_>,
+    ) -> Result<(), FlowError> {
+        let mut bounce = Bounce::new(&self.context, from.len())?;
+        let mut at = 0;
+        while at < from.len() {
+            let bytes = (from.len() - at).min(BOUNCE_BYTES as u64);
+            let buffer = bounce.next(waiting)?;
+            from.read(at, &mut buffer.memory.bytes_mut()[..bytes as usize]);
+            stream.upload(&buffer.memory, to, at, bytes)?;
+            buffer.event.record(stream)?;
+            at += bytes;
+        }
+        bounce.drain(waiting)
+    }
+
+    /// Bytes of the host, on the device. For tables: small, and gone when the caller's wait is over.
+    pub(super) fn table(
+        &self,
+        bytes: &[u8],
+        stream: &Stream,
+        waiting: &Waiting<'_>,
+    ) -> Result<DeviceMemory, FlowError> {
+        let memory = self.reserve(bytes.len() as u64)?;
+        let mut bounce = Bounce::new(&self.context, bytes.len() as u64)?;
+        for (index, piece) in bytes.chunks(BOUNCE_BYTES).enumerate() {
+            let buffer = bounce.next(waiting)?;
+            buffer.memory.bytes_mut()[..piece.len()].copy_from_slice(piece);
+            stream.upload(&buffer.memory, &memory, (index * BOUNCE_BYTES) as u64, piece.len() as u64)?;
+            buffer.event.record(stream)?;
+        }
+        bounce.drain(waiting)?;
+        Ok(memory)
+    }
+
+    /// Staging, from the device to the host; one copy is on its way while the one before is written.
+    pub(super) fn copy_out(
+        &self,
+        from: &DeviceMemory,
+        to: &Mapping,
+        stream: &Stream,
+        waiting: &Waiting<'_>,
+    ) -> Result<(), FlowError> {
+        let mut bounce = Bounce::new(&self.context, from.len())?;
+        let mut pending: Option<(u64, u64)> = None;
+        let mut at = 0;
+        let bytes_all = from.len().min(to.len());
+        while at < bytes_all || pending.is_some() {
+            let begun = (at < bytes_all).then(|| (at, (bytes_all - at).min(BOUNCE_BYTES as u64)));
+            if let Some((offset, bytes)) = begun {
+                let buffer = bounce.next(waiting)?;
+                stream.download(from, offset, &mut buffer.memory, bytes)?;
+                buffer.event.record(stream)?;
+                at += bytes;
+            }
+            if let Some((offset, bytes)) = pending {
+                let buffer = bounce.other(begun.is_some());
+                waiting.until("a copy from the device", || Ok(buffer.event.is_done()?))?;
+                to.write(offset, &buffer.memory.bytes()[..bytes as usize]);
+            }
+            pending = begun;
+        }
+        Ok(())
+    }
+}
+
+/// Two pinned buffers, used in turn. Dropped once no copy uses them, which none keeps doing for long: copies to and
+/// from the host wait for no peer.
+struct Bounce {
+    buffers: ManuallyDrop<[Buffer; 2]>,
+    turn: usize,
+}
+
+impl Drop for Bounce {
+    fn drop(&mut self) {
+        let until = Instant::now() + limits::ABORT_MAX;
+        // A copy that failed uses nothing any more.
+        while !self.buffers.iter().all(|buffer| buffer.event.is_done().unwrap_or(true)) {
+            if Instant::now() >= until {
+                return; // leaked: what still copies may not find other memory there
+            }
+            std::thread::sleep(LOOK_MAX);
+        }
+        // SAFETY: dropped here and nowhere else, and not used afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.buffers) };
+    }
+}
+
+struct Buffer {
+    memory: PinnedMemory,
+    /// After the last copy that uses the memory.
+    event: crate::cuda::Event,
+}
+
+impl Bounce {
+    /// For copies of `bytes` bytes in all.
+    fn new(context: &Context, bytes: u64) -> Result<Self, CudaError> {
+        let buffer = || {
+            let memory = PinnedMemory::new(context, bytes.min(BOUNCE_BYTES as u64) as usize)?;
+            Ok::<_, CudaError>(Buffer { memory, event: crate::cuda::Event::new(context)? })
+        };
+        Ok(Self { buffers: ManuallyDrop::new([buffer()?, buffer()?]), turn: 0 })
+    }
+
+    /// The next buffer, once nothing uses it any more.
+    fn next(&mut self, waiting: &Waiting<'_>) -> Result<&mut Buffer, FlowError> {
+        let buffer = &mut self.buffers[self.turn];
+        self.turn ^= 1;
+        waiting.until("a copy to the device", || Ok(buffer.event.is_done()?))?;
+        Ok(buffer)
+    }
+
+    /// The buffer before the last one that [`Self::next`] gave, or the last where none was given since.
+    fn other(&self, given: bool) -> &Buffer {
+        &self.buffers[if given { self.turn } else { self.turn ^ 1 }]
+    }
+
+    fn drain(&self, waiting: &Waiting<'_>) -> Result<(), FlowError> {
+        let events = || self.buffers.iter().map(|buffer| buffer.event.is_done());
+        waiting.until("copies to the device", || {
+            Ok(events().collect::<Result<Vec<_>, _>>()?.iter().all(|done| *done))
+        })
+    }
+}

@@ -1,0 +1,436 @@
+//! A rank's place in a lane: says hello to the lane's first rank, forms what that one orders, and lends the
+//! communicator to rounds.
+
+use super::communicator::Join;
+use super::connection::{Connection, Outbox};
+use super::flow::Job;
+use super::gpu::Gpu;
+use super::hall::Hall;
+use super::lane::{Facts, FromMember, FromRoot, LanePlan, Reason};
+use super::preflight::{self, Settings};
+use super::symbols::Nccl;
+use super::worker::Worker;
+use crate::limits;
+use crate::transport::tcp::{Dialer, Peers, Purpose, Security};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use weightrefit_core::code::Code;
+use weightrefit_core::id::{MemberId, Sha256};
+
+/// What this process has of NCCL and devices, looked for when a refit first wants them.
+pub(crate) struct Fabric {
+    settings: Settings,
+    security: Security,
+    found: OnceLock<Result<(Nccl, Vec<Arc<Gpu>>), Reason>>,
+    slots: usize,
+}
+
+impl Fabric {
+    pub(super) fn nccl(&self) -> Result<Nccl, Reason> {
+        self.found().map(|(nccl, _)| nccl.clone())
+    }
+
+    fn found(&self) -> Result<&(Nccl, Vec<Arc<Gpu>>), Reason> {
+        let found = self.found.get_or_init(|| preflight::find(&self.settings, self.slots));
+        found.as_ref().map_err(Clone::clone)
+    }
+
+    pub(super) fn dialer(&self, peers: &Arc<Peers>) -> Dialer {
+        Dialer { security: self.security.clone(), peers: Arc::clone(peers) }
+    }
+
+    fn rank(&self, slot: usize, plan: &LanePlan) -> Result<(Nccl, Arc<Gpu>, Facts), Reason> {
+        let (nccl, gpus) = self.found()?;
+        let none = || Reason::new(Code::GpuNotVisible, format!("no GPU for rank {slot} of this agent"));
+        let gpu = gpus.get(slot).ok_or_else(none)?;
+        let windows = 2 * u64::from(plan.degree.max(1));
+        let facts = Facts {
+            nccl: nccl.version().0,
+            gpu: gpu.context().device().uuid.clone(),
+            shares_gpu: preflight::shares_gpu(),
+            chunk_bytes_max: gpu.window_bytes() / windows / 256 * 256,
+        };
+        Ok((nccl.clone(), Arc::clone(gpu), facts))
+    }
+}
+
+/// Where a lane is, as its members see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum State {
+    /// Nothing is decided.
+    Waiting,
+    /// Bytes go by TCP.
+    Tcp(Reason),
+    /// All ranks of this attempt have found each other.
+    Ready(u32),
+}
+
+/// How bytes of a round go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// By the lane's attempt.
+    Nccl(u32),
+    /// By TCP, and why.
+    Tcp(Reason),
+}
+
+/// What carries a replica's bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Carried {
+    /// Its lane.
+    Nccl,
+    /// TCP, and why.
+    Tcp(Reason),
+    /// It is not decided.
+    Forming,
+}
+
+/// One rank of a lane.
+#[derive(Debug)]
+pub struct LaneMember {
+    key: Sha256,
+    shared: Arc<Shared>,
+}
+
+/// What the present membership says of a lane: its members' numbers change with every epoch.
+#[derive(Debug, Clone)]
+struct View {
+    dialer: Dialer,
+    plan: LanePlan,
+    member: MemberId,
+    /// Whether bytes may go no other way.
+    is_required: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    view: Mutex<View>,
+    outbox: Arc<Outbox<FromMember>>,
+    worker: Mutex<Option<Worker>>,
+    ended: AtomicBool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn view(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn turn_to(&self, state: State) {
+        *self.lock() = state;
+        self.changed.notify_all();
+    }
+
+    /// Ends whatever the worker does, then calls.
+    fn abort(&self, attempt: u32, done: impl FnOnce() + Send + 'static) {
+        match &*self.worker.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(worker) => worker.abort(attempt, Box::new(done)),
+            None => done(),
+        }
+    }
+}
+
+impl LaneMember {
+    fn start(fabric: &Arc<Fabric>, view: View, slot: usize) -> std::io::Result<Self> {
+        let key = view.plan.key;
+        let ranks = view.plan.rank(view.member).zip(u32::try_from(view.plan.members.len()).ok());
+        let name = format!("lane-{}-{}", view.plan.replica, view.member);
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::Waiting),
+            changed: Condvar::new(),
+            view: Mutex::new(view),
+            outbox: Outbox::new()?,
+            worker: Mutex::default(),
+            ended: AtomicBool::new(false),
+        });
+        if let Some((rank, ranks)) = ranks {
+            let (fabric, shared) = (Arc::clone(fabric), Arc::clone(&shared));
+            let runner = Runner { fabric, shared, slot, rank, ranks };
+            std::thread::Builder::new().name(name).spawn(move || runner.run())?;
+        }
+        Ok(Self { key, shared })
+    }
+
+    /// The rank in the lane of a member of the present membership.
+    pub(crate) fn rank_of(&self, member: MemberId) -> Option<u32> {
+        self.shared.view().plan.rank(member)
+    }
+
+    /// Whether a round without this lane must fail.
+    pub(crate) fn is_required(&self) -> bool {
+        self.shared.view().is_required
+    }
+
+    /// How a round that begins now moves its bytes; waits while that is not decided.
+    pub(crate) fn choose(&self, stopped: impl Fn() -> bool, deadline: Instant) -> Choice {
+        let until = deadline.min(Instant::now() + limits::LANE_WAIT_MAX);
+        let mut state = self.shared.lock();
+        loop {
+            match &*state {
+                State::Ready(attempt) => return Choice::Nccl(*attempt),
+                State::Tcp(reason) => return Choice::Tcp(reason.clone()),
+                State::Waiting if stopped() || Instant::now() >= until => {
+                    let text = "the lane has not formed in time".to_owned();
+                    return Choice::Tcp(Reason::new(Code::TransportUnavailable, text));
+                }
+                State::Waiting => {
+                    let look = Duration::from_millis(20);
+                    let wait = self.shared.changed.wait_timeout(state, look);
+                    state = wait.unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+
+    /// Whether this attempt may carry a round.
+    pub(crate) fn is_at(&self, attempt: u32) -> bool {
+        *self.shared.lock() == State::Ready(attempt)
+    }
+
+    /// Moves a round's bytes; `done` is called once, when nothing of it runs any more.
+    pub(crate) fn fly(
+        &self,
+        attempt: u32,
+        job: Job,
+        stopped: impl Fn() -> bool + Send + 'static,
+        done: impl FnOnce(Result<u64, super::FlowError>) + Send + 'static,
+    ) {
+        let shared = Arc::clone(&self.shared);
+        let ended = Arc::clone(&self.shared);
+        let done = move |result: Result<u64, super::FlowError>| {
+            if let Err(error) = &result {
+                // The communicator is gone; the others must hear of it.
+                let mut state = ended.lock();
+                if *state == State::Ready(attempt) {
+                    *state = State::Waiting;
+                }
+                drop(state);
+                let reason = Reason::new(error.code(), error.to_string());
+                ended.outbox.say(FromMember::Failed { attempt, reason });
+            }
+            done(result);
+        };
+        match &*shared.worker.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(worker) => worker.run(attempt, job, Box::new(stopped), Box::new(done)),
+            None => done(Err(super::FlowError::Gone)),
+        }
+    }
+
+    /// What carries its bytes now.
+    fn carried(&self) -> Carried {
+        match &*self.shared.lock() {
+            State::Waiting => Carried::Forming,
+            State::Tcp(reason) => Carried::Tcp(reason.clone()),
+            State::Ready(_) => Carried::Nccl,
+        }
+    }
+}
+
+impl Drop for LaneMember {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Relaxed);
+        self.shared.outbox.wake();
+    }
+}
+
+/// The thread of a [`LaneMember`].
+struct Runner {
+    fabric: Arc<Fabric>,
+    shared: Arc<Shared>,
+    slot: usize,
+    rank: u32,
+    ranks: u32,
+}
+
+impl Runner {
+    fn run(self) {
+        let facts = self.prepare();
+        let mut wait = limits::RETRY_WAIT_MIN;
+        while !self.is_ended() {
+            let View { dialer, plan, member, .. } = self.shared.view().clone();
+            let Some(root) = plan.members.first().copied() else { return };
+            if let Ok(Ok(link)) = dialer.ask(member, root, plan.key, Purpose::Lane, &plan.root) {
+                wait = limits::RETRY_WAIT_MIN;
+                self.shared.outbox.clear();
+                let ended = Connection::new(link, Arc::clone(&self.shared.outbox))
+                    .and_then(|connection| self.converse(connection, &facts));
+                if let Err(error) = ended {
+                    tracing::debug!(replica = plan.replica, rank = self.rank, error = %error, "lane lost");
+                }
+                self.abort_and_wait();
+            }
+            std::thread::sleep(wait);
+            wait = (wait * 2).min(limits::RETRY_WAIT_MAX);
+        }
+        self.abort_and_wait();
+    }
+
+    fn is_ended(&self) -> bool {
+        self.shared.ended.load(Ordering::Relaxed)
+    }
+
+    fn prepare(&self) -> Result<Facts, Reason> {
+        let View { plan, member, .. } = self.shared.view().clone();
+        let prepared = self.fabric.rank(self.slot, &plan).and_then(|(nccl, gpu, facts)| {
+            let name = format!("nccl-{}-{member}", plan.replica);
+            let worker = Worker::start(nccl, gpu, name)
+                .map_err(|error| Reason::new(Code::TransportUnavailable, error.to_string()))?;
+            *self.shared.worker.lock().unwrap_or_else(PoisonError::into_inner) = Some(worker);
+            Ok(facts)
+        });
+        if let Err(reason) = &prepared {
+            // Nobody has to tell this rank that it cannot.
+            self.shared.turn_to(State::Tcp(reason.clone()));
+            tracing::info!(replica = plan.replica, code = %reason.code, reason = %reason, "bytes go by TCP");
+        }
+        prepared
+    }
+
+    fn converse(
+        &self,
+        mut connection: Connection<FromMember>,
+        facts: &Result<Facts, Reason>,
+    ) -> std::io::Result<()> {
+        self.shared.outbox.say(FromMember::Hello(facts.clone()));
+        while !self.is_ended() {
+            for message in connection.turn::<FromRoot>()? {
+                self.obey(message, facts);
+            }
+        }
+        Ok(())
+    }
+
+    fn obey(&self, message: FromRoot, facts: &Result<Facts, Reason>) {
+        let LanePlan { replica, degree, .. } = self.shared.view().plan.clone();
+        match message {
+            FromRoot::Tcp(reason) => {
+                tracing::info!(replica, code = %reason.code, reason = %reason, "bytes go by TCP");
+                self.shared.turn_to(State::Tcp(reason));
+            }
+            FromRoot::Form { attempt, id, chunk_bytes } => {
+                let outbox = Arc::clone(&self.shared.outbox);
+                let done = move |result: Result<(), super::FlowError>| match result {
+                    Ok(()) => outbox.say(FromMember::Formed { attempt }),
+                    Err(error) => {
+                        let reason = Reason::new(error.code(), error.to_string());
+                        outbox.say(FromMember::Failed { attempt, reason });
+                    }
+                };
+                let Some(id) = id.id() else {
+                    return done(Err(super::FlowError::Gone));
+                };
+                let (rank, ranks, ctas_max) = (self.rank, self.ranks, limits::LANE_CTAS_MAX);
+                let join = Join { id, rank, ranks, degree, ctas_max };
+                match &*self.shared.worker.lock().unwrap_or_else(PoisonError::into_inner) {
+                    Some(worker) => worker.form(attempt, join, chunk_bytes, Box::new(done)),
+                    None => done(Err(super::FlowError::Gone)),
+                }
+            }
+            FromRoot::Ready { attempt } => {
+                tracing::info!(replica, attempt, ranks = self.ranks, "lane formed");
+                self.shared.turn_to(State::Ready(attempt));
+            }
+            FromRoot::Abort { attempt } => {
+                tracing::info!(replica, attempt, "lane torn down");
+                self.shared.turn_to(State::Waiting);
+                let (outbox, facts) = (Arc::clone(&self.shared.outbox), facts.clone());
+                self.shared.abort(attempt, move || outbox.say(FromMember::Hello(facts)));
+            }
+        }
+    }
+
+    /// No first rank, no lane.
+    fn abort_and_wait(&self) {
+        let mut state = self.shared.lock();
+        if matches!(*state, State::Ready(_)) {
+            *state = State::Waiting;
+        }
+        drop(state);
+        let (done, wait) = std::sync::mpsc::channel();
+        // A new connection counts attempts on, or from the beginning where the first rank has begun anew: what
+        // ends here is whatever the worker has.
+        let send = move || {
+            let _ = done.send(());
+        };
+        match &*self.shared.worker.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(worker) => worker.abort_current(Box::new(send)),
+            None => send(),
+        }
+        let _ = wait.recv_timeout(2 * limits::ABORT_MAX);
+    }
+}
+
+/// All lanes that ranks of this agent are in.
+pub struct Lanes {
+    fabric: Arc<Fabric>,
+    hall: Arc<Hall>,
+    /// By slot and replica.
+    members: Mutex<BTreeMap<(usize, u32), Arc<LaneMember>>>,
+}
+
+impl Lanes {
+    pub(crate) fn new(settings: Settings, security: Security, slots: usize) -> Self {
+        let fabric = Arc::new(Fabric { settings, security, found: OnceLock::new(), slots });
+        Self { hall: Hall::new(Arc::clone(&fabric)), fabric, members: Mutex::default() }
+    }
+
+    /// For the byte port.
+    pub(crate) fn hall(&self) -> Arc<Hall> {
+        Arc::clone(&self.hall)
+    }
+
+    /// The lanes of a membership; `slots` are this agent's ranks. Those that stay the same stay formed.
+    pub(crate) fn configure(
+        &self,
+        plans: &[LanePlan],
+        peers: &Arc<Peers>,
+        slots: &[MemberId],
+        is_required: bool,
+    ) {
+        let rooted = |plan: &&LanePlan| plan.members.first().is_some_and(|root| slots.contains(root));
+        let here: Vec<LanePlan> = plans.iter().filter(rooted).cloned().collect();
+        self.hall.configure(&here, peers);
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut before = std::mem::take(&mut *members);
+        for plan in plans {
+            for (slot, member) in slots.iter().enumerate().filter(|(_, member)| plan.members.contains(member))
+            {
+                let kept = before.iter().find(|((at, _), lane)| *at == slot && lane.key == plan.key);
+                let kept = kept.map(|(at, _)| *at).and_then(|at| before.remove(&at));
+                let (dialer, plan_of, member) = (self.fabric.dialer(peers), plan.clone(), *member);
+                let view = View { dialer, plan: plan_of, member, is_required };
+                let lane = match kept {
+                    Some(lane) => {
+                        *lane.shared.view() = view;
+                        lane
+                    }
+                    None => match LaneMember::start(&self.fabric, view, slot) {
+                        Ok(lane) => Arc::new(lane),
+                        Err(error) => {
+                            tracing::error!(replica = plan.replica, error = %error, "no thread for a lane");
+                            continue;
+                        }
+                    },
+                };
+                members.insert((slot, plan.replica), lane);
+            }
+        }
+    }
+
+    /// The lane of a rank and a replica, where there is one.
+    pub(crate) fn of(&self, slot: usize, replica: u32) -> Option<Arc<LaneMember>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner).get(&(slot, replica)).cloned()
+    }
+
+    /// What carries the bytes between a rank and a replica; `None` where that may not be NCCL.
+    pub(crate) fn carried(&self, slot: usize, replica: u32) -> Option<Carried> {
+        Some(self.of(slot, replica)?.carried())
+    }
+}
