@@ -145,7 +145,8 @@ fn an_abort_that_never_ends_ends_its_process_and_says_so() {
 
 #[test]
 fn auto_takes_tcp_and_says_why_where_something_is_missing() {
-    let rows: [(&[(&str, &str)], &str, &str); 9] = [
+    type Knobs<'k> = &'k [(&'k str, &'k str)];
+    let rows: [(Knobs<'_>, &str, &str); 9] = [
         (&[("FAKEGPU_DEVICES", "0")], "GpuNotVisible", "CUDA_ERROR_NO_DEVICE"),
         (&[("FAKEGPU_DEVICES", "1")], "GpuNotVisible", "1 GPUs for 2 ranks of this agent"),
         (&[("FAKEGPU_NAME", "H100 MIG 1g.10gb")], "TransportUnavailable", "MIG instance"),

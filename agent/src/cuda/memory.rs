@@ -77,9 +77,9 @@ impl PinnedMemory {
     /// Takes `len` bytes.
     pub fn new(context: &Context, len: usize) -> Result<Self, CudaError> {
         let mut base = std::ptr::null_mut();
+        let bytes = len.max(1);
         // SAFETY: writes one pointer; the context is current.
-        context
-            .call("cuMemAllocHost", |symbols| unsafe { (symbols.host_alloc)(&raw mut base, len.max(1)) })?;
+        context.call("cuMemAllocHost", |symbols| unsafe { (symbols.host_alloc)(&raw mut base, bytes) })?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(CudaError::OutOfMemory { bytes: len as u64 })?;
         // SAFETY: the allocation has `len` bytes; zeros make all of them initialised.
         unsafe { std::ptr::write_bytes(base.as_ptr(), 0, len) };

@@ -81,9 +81,9 @@ impl Event {
     /// Nowhere yet, which counts as done.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let mut raw = std::ptr::null_mut();
+        let handle = &raw mut raw;
         // SAFETY: writes one handle; the context is current.
-        context
-            .call("cuEventCreate", |symbols| unsafe { (symbols.event_create)(&raw mut raw, ORDER_ONLY) })?;
+        context.call("cuEventCreate", |symbols| unsafe { (symbols.event_create)(handle, ORDER_ONLY) })?;
         Ok(Self { context: context.clone(), raw })
     }
 

@@ -46,15 +46,15 @@ fn the_kernels_move_what_the_tcp_path_moves() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("kernels");
-    let compiled =
-        Command::new("c++").args(["-O2", "-fno-strict-aliasing", "-Wall", "-Werror", "-o"]).arg(&program);
-    let compiled =
-        compiled.arg(sources.join("host.cpp")).status().expect("a C++ compiler, which linking needs too");
+    let mut compiler = Command::new("c++");
+    compiler.args(["-O2", "-fno-strict-aliasing", "-Wall", "-Werror", "-o"]).arg(&program);
+    compiler.arg(sources.join("host.cpp"));
+    let compiled = compiler.status().expect("a C++ compiler, which linking needs too");
     assert!(compiled.success(), "the kernels compile");
 
     let mut runner = TestRunner::deterministic();
     let strategy = (prop::collection::vec(case(), 1..6), 20_u64..600);
-    let (mut input, mut want) = (Vec::new(), Vec::new());
+    let (mut input, mut want) = (Vec::new(), Vec::<u8>::new());
     for seed in 1..=PAIRS as u64 {
         let (cases, chunk) = strategy.new_tree(&mut runner).expect("a pair").current();
         let (moves, from, to) = pair(&cases);

@@ -19,11 +19,14 @@ use std::time::{Duration, Instant};
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{MemberId, Sha256};
 
+/// NCCL, and a GPU for each rank of the agent.
+type Found = (Nccl, Vec<Arc<Gpu>>);
+
 /// What this process has of NCCL and devices, looked for when a refit first wants them.
 pub(crate) struct Fabric {
     settings: Settings,
     security: Security,
-    found: OnceLock<Result<(Nccl, Vec<Arc<Gpu>>), Reason>>,
+    found: OnceLock<Result<Found, Reason>>,
     slots: usize,
 }
 
@@ -32,7 +35,7 @@ impl Fabric {
         self.found().map(|(nccl, _)| nccl.clone())
     }
 
-    fn found(&self) -> Result<&(Nccl, Vec<Arc<Gpu>>), Reason> {
+    fn found(&self) -> Result<&Found, Reason> {
         let found = self.found.get_or_init(|| preflight::find(&self.settings, self.slots));
         found.as_ref().map_err(Clone::clone)
     }

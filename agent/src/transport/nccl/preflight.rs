@@ -163,6 +163,10 @@ fn without_nccl(error: &NcclError) -> Reason {
 mod tests {
     use super::*;
 
+    type Names<'n> = &'n [&'n str];
+    type Row<'r> = (&'r str, Names<'r>, &'r [Device], usize, Result<Names<'r>, Told<'r>>);
+    type Told<'t> = (Code, &'t str);
+
     fn device(uuid: &str, name: &str) -> Device {
         Device { ordinal: 0, name: name.into(), uuid: uuid.into(), capability: (9, 0), multiprocessors: 132 }
     }
@@ -179,7 +183,7 @@ mod tests {
             environment: [(name.into(), value.into())].into(),
             ..right()
         };
-        let rows: [(&str, Surroundings, Option<(Code, &str)>); 13] = [
+        let rows: [(&str, Surroundings, Option<Told<'_>>); 13] = [
             ("all is right", right(), None),
             (
                 "memlock 64 KiB",
@@ -223,7 +227,7 @@ mod tests {
             shared.iter().map(|device| &*device.uuid).collect::<Vec<_>>(),
             ["GPU-a", "GPU-b", "GPU-a"]
         );
-        let rows: [(&str, &[&str], &[Device], usize, Result<&[&str], (Code, &str)>); 7] = [
+        let rows: [Row<'_>; 7] = [
             ("in order", &[], &visible, 2, Ok(&["GPU-a", "GPU-b"])),
             ("fewer ranks", &[], &visible, 1, Ok(&["GPU-a"])),
             ("named", &["GPU-b"], &visible, 1, Ok(&["GPU-b"])),

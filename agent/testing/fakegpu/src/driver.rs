@@ -18,6 +18,9 @@ const INVALID_HANDLE: u32 = 400;
 const NOT_FOUND: u32 = 500;
 const NOT_READY: u32 = 600;
 
+/// The only module.
+const MODULE: usize = 48;
+
 thread_local! {
     /// Device whose context is current on this thread, and 1 more, so that 0 is none.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
@@ -354,14 +357,14 @@ unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_
             return INVALID_IMAGE;
         }
         // SAFETY: the caller's handle.
-        unsafe { *module = 1 as *mut c_void };
+        unsafe { *module = MODULE as *mut c_void };
         SUCCESS
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuModuleUnload(module: *mut c_void) -> u32 {
-    if module as usize == 1 { SUCCESS } else { INVALID_HANDLE }
+    if module as usize == MODULE { SUCCESS } else { INVALID_HANDLE }
 }
 
 #[unsafe(no_mangle)]
@@ -376,7 +379,7 @@ unsafe extern "C" fn cuModuleGetFunction(
         b"weightrefit_scatter" => 2,
         _ => return NOT_FOUND,
     };
-    if module as usize != 1 {
+    if module as usize != MODULE {
         return INVALID_HANDLE;
     }
     // SAFETY: the caller's handle.
