@@ -72,13 +72,10 @@ fn bytes_on_the_wire_are_the_plans_in_as_few_calls_as_chunks_allow() {
     let minimum = number(&report, "/plan/bytes/minimum");
     assert_eq!((bytes(&sends), bytes(&receives)), (3 * minimum, 3 * minimum), "wire dtype, nothing else");
     assert_eq!(sends.len(), 2 * 3 * 2, "each of three trainers to each of two ranks of two replicas");
+    assert!(sends.values().any(|sizes| sizes.len() >= 2 * 3), "some pair takes several chunks: {sends:?}");
     for (pair, sizes) in sends {
         let per_round = sizes.iter().sum::<u64>() / 3;
         assert!(sizes.len() as u64 <= 3 * (per_round.div_ceil(CHUNK_BYTES) + 1), "{pair:?}: {sizes:?}");
-        assert!(
-            sizes.iter().any(|size| *size < CHUNK_BYTES) && sizes.len() >= 6,
-            "chunks: {pair:?}: {sizes:?}"
-        );
     }
 }
 
