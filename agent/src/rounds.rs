@@ -117,8 +117,19 @@ impl RoundDriver {
     /// Before any membership.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { incarnation, seats, peers, bytes, security, fabric, metrics, health, upward, state, recordings } =
-            parts;
+        let Parts {
+            incarnation,
+            seats,
+            peers,
+            bytes,
+            security,
+            fabric,
+            metrics,
+            health,
+            upward,
+            state,
+            recordings,
+        } = parts;
         let (sender, events) = mpsc::unbounded_channel();
         Self {
             node: Node::new(incarnation, seats.clone()),
