@@ -9,7 +9,7 @@
 //! - a send waits for its receive; one of another size hangs, as do a missing peer and a dead one that nobody detects;
 //! - one failure fails the communicator, at every rank that hears of it.
 //!
-//! `FAKEGPU_*` in the environment turn the knobs of [`knobs`].
+//! `FAKEGPU_*` in the environment turn the knobs of module `knobs`.
 
 #![expect(unsafe_code, reason = "two C interfaces")]
 
