@@ -37,7 +37,7 @@ pub(super) const BYTES: u32 = 1;
 /// The names: the first is what NCCL installs, the second what its development files do.
 const NAMES: &[&str] = &["libnccl.so.2", "libnccl.so"];
 
-/// The oldest NCCL that has been read for this: communicators that are revoked, and the settings of [`Config`].
+/// The oldest NCCL that has been read for this: communicators that are revoked, and the settings of `Config`.
 pub const OLDEST: NcclVersion = NcclVersion(22800);
 /// The first that may be anything.
 pub const TOO_NEW: NcclVersion = NcclVersion(30000);
