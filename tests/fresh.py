@@ -107,5 +107,6 @@ def compiled(target):
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was compiled is noted
     with in_step(pathlib.Path(__file__).parent.parent, os.environ["CARGO_TARGET_DIR"]):
+        signal.signal(signal.SIGINT, lambda *_: None)  # the command hears Ctrl-C too, and ends as it likes
         code = subprocess.call(sys.argv[1:])
-    sys.exit(code)
+    sys.exit(code if code >= 0 else 128 - code)
