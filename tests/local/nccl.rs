@@ -113,18 +113,22 @@ fn a_replica_that_is_killed_in_mid_transfer_costs_the_others_no_round() {
 #[test]
 fn what_goes_wrong_on_the_way_never_reaches_an_engine() {
     // A process counts its sends over all lanes, so each knob hits one lane, once.
-    let rows = [
-        ("FAKEGPU_FLIP", "0@9", "DigestMismatch"),
-        ("FAKEGPU_FAIL", "1@9", "NcclError"),
-        ("FAKEGPU_HANG", "1@9", "TransferTimeout"),
+    // Of a hang the destination says that its time is up, or a source that its communicator ended, whoever is first.
+    let rows: [(&str, &str, &[&str]); 3] = [
+        ("FAKEGPU_FLIP", "0@9", &["DigestMismatch"]),
+        ("FAKEGPU_FAIL", "1@9", &["NcclError"]),
+        ("FAKEGPU_HANG", "1@9", &["TransferTimeout", "NcclError"]),
     ];
-    for (knob, value, reason) in rows {
+    for (knob, value, reasons) in rows {
         let report = any_report(&mut double(&["--rounds", "5"], &[(knob, value)]));
         assert_eq!(outcomes(&report), ["Committed"; 5], "{knob}: {report}");
         let rounds = report["rounds"].as_array().expect("rounds");
         let hit: Vec<&Value> =
             rounds.iter().flat_map(|round| round["leftOut"].as_array().expect("a list")).collect();
-        assert!(hit.iter().any(|one| one["reason"] == reason), "{knob}: {report}");
+        assert!(
+            hit.iter().any(|one| reasons.iter().any(|reason| one["reason"] == *reason)),
+            "{knob}: {report}"
+        );
         assert!(left_out(&report)[4].is_empty(), "{knob}: it comes back: {report}");
         assert_eq!(carriers(&report), [("nccl", ""); 2], "{knob}: by NCCL");
         assert_eq!(number(&report, "/verdict/mismatchedElements"), 0, "{knob}");
