@@ -41,6 +41,12 @@ impl Definition {
         api.patch_metadata(name, &parameters, &patch).await.map(drop)
     }
 
+    /// Whether the object, as the API server has it, is the definition's already.
+    pub fn owns(&self, object: &impl Resource) -> bool {
+        let owners = object.meta().owner_references.as_deref().unwrap_or_default();
+        self.found.get().is_some_and(|own| owners.iter().any(|owner| owner.uid == own.uid))
+    }
+
     async fn find(&self) -> Result<OwnerReference, kube::Error> {
         let definitions = Api::<CustomResourceDefinition>::all(self.client.clone());
         let definition = definitions.get_metadata(crate::api::refit::WeightRefit::crd_name()).await?;

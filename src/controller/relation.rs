@@ -305,8 +305,11 @@ impl Relation {
                 continue;
             }
             match publish_bundle(&shared.client, namespace, pem.clone()).await {
-                Ok(()) => {
+                Ok(bundle) => {
                     bundles().insert(namespace.to_owned(), (pem.clone(), Instant::now()));
+                    if shared.definition.owns(&bundle) {
+                        continue;
+                    }
                     let api = Api::<ConfigMap>::namespaced(shared.client.clone(), namespace);
                     // Pods mount it all the same; the next operator tries again.
                     if let Err(error) = shared.definition.adopt(&api, CA_BUNDLE).await {

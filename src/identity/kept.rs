@@ -134,11 +134,11 @@ impl Kept {
 }
 
 /// Writes the authorities' certificates to the ConfigMap `weightrefit-ca-bundle` of this namespace, for its pods to
-/// mount. Changes nothing where they are there already.
+/// mount. Changes nothing where they are there already. Returns it as the API server then has it.
 ///
 /// # Errors
 /// The API server refuses.
-pub async fn publish_bundle(client: &Client, namespace: &str, pem: String) -> Result<(), KeptError> {
+pub async fn publish_bundle(client: &Client, namespace: &str, pem: String) -> Result<ConfigMap, KeptError> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
     let bundle = ConfigMap {
         metadata: ObjectMeta { name: Some(CA_BUNDLE.to_owned()), ..ObjectMeta::default() },
@@ -147,7 +147,7 @@ pub async fn publish_bundle(client: &Client, namespace: &str, pem: String) -> Re
     };
     let (parameters, patch) = (PatchParams::apply(limits::FIELD_MANAGER).force(), Patch::Apply(&bundle));
     let what = format!("apply configmap {namespace}/{CA_BUNDLE}");
-    api.patch(CA_BUNDLE, &parameters, &patch).await.map(drop).map_err(KeptError::api(what))
+    api.patch(CA_BUNDLE, &parameters, &patch).await.map_err(KeptError::api(what))
 }
 
 fn secret_of(succession: &Succession) -> Secret {

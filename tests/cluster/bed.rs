@@ -83,6 +83,15 @@ impl Bed {
         self.folder.join("kubeconfig")
     }
 
+    /// What such a file says for an account of a namespace, with a token of its own.
+    pub(crate) fn config_of(&self, namespace: &str, account: &str) -> Value {
+        let token = self.kubectl(&["create", "token", account, "-n", namespace]);
+        let config = std::fs::read_to_string(self.kubeconfig()).expect("a file");
+        let mut config: Value = serde_json::from_str(&config).expect("JSON");
+        config["users"][0]["user"] = json!({"token": token.trim_end()});
+        config
+    }
+
     /// Runs `kubectl` as administrator, whatever comes of it.
     pub(crate) fn try_kubectl(&self, arguments: &[&str]) -> Output {
         self.kubectl_with_input(arguments, "")

@@ -90,12 +90,8 @@ fn a_cluster_says_how_its_refits_stand() {
 fn what_an_account_may_not_do_is_said_and_not_tried_again() {
     let bed = Bed::shared();
     bed.create_namespace("commands");
-    let token = bed.kubectl(&["create", "token", "default", "-n", "commands"]);
-    let administrator = std::fs::read_to_string(bed.kubeconfig()).expect("a kubeconfig");
-    let mut config: Value = serde_json::from_str(&administrator).expect("JSON");
-    config["users"][0]["user"] = json!({"token": token.trim_end()});
     let file = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(file.path(), config.to_string()).expect("written");
+    std::fs::write(file.path(), bed.config_of("commands", "default").to_string()).expect("written");
     let path = file.path().to_str().expect("UTF-8");
     let refused = weightrefit(bed, &["status", "-n", "commands", "--kubeconfig", path]);
     assert_eq!(refused.code, Some(1), "{}", refused.err);

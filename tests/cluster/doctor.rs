@@ -125,12 +125,8 @@ fn another_definition_and_rights_that_lack_are_told() {
     assert!(old.out.contains("the cluster has another one than this binary"), "{}", old.out);
 
     bed.create_namespace("people");
-    let token = bed.kubectl(&["create", "token", "default", "-n", "people"]);
-    let administrator = std::fs::read_to_string(bed.kubeconfig()).expect("a kubeconfig");
-    let mut config: Value = serde_json::from_str(&administrator).expect("JSON");
-    config["users"][0]["user"] = json!({"token": token.trim_end()});
     let file = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(file.path(), config.to_string()).expect("written");
+    std::fs::write(file.path(), bed.config_of("people", "default").to_string()).expect("written");
     let path = file.path().to_str().expect("UTF-8");
     let stranger = weightrefit(&bed, &["doctor", "tiny", "-n", "people", "--kubeconfig", path]);
     // Who may look at nothing has found nothing wrong.

@@ -147,10 +147,7 @@ impl World {
     /// Starts an operator with the rights of the manifest, and waits until agents can dial it.
     pub(crate) fn start_operator(&mut self) {
         let namespace = self.namespace.clone();
-        let token = self.bed.kubectl(&["create", "token", "weightrefit-operator", "-n", &namespace]);
-        let config = std::fs::read_to_string(self.bed.kubeconfig()).expect("a file");
-        let mut config: Value = serde_json::from_str(&config).expect("JSON");
-        config["users"][0]["user"]["token"] = json!(token.trim_end());
+        let mut config = self.bed.config_of(&namespace, "weightrefit-operator");
         if let Some(url) = &self.api_server {
             config["clusters"][0]["cluster"] = json!({"server": url});
         }
