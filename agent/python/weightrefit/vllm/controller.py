@@ -36,8 +36,6 @@ class _Seat:
 
     writer: asyncio.StreamWriter
     serves: bool = False
-    waits: str | None = None
-    step: tuple[int, int] = (0, 0)
     applied: asyncio.Future[None] | None = None
     registered: asyncio.Future[dict[str, Any]] = default(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -251,10 +249,7 @@ class Controller:
         except Exception as raised:
             logger.exception("vLLM could not apply the staged weights")
             error = raised
-        for seat in self._seats.values():
-            applied, seat.applied = seat.applied, None
-            if applied is not None and not applied.done():
-                applied.set_result(None) if error is None else applied.set_exception(error)
+        self._end_waiting(error)
 
     async def _reset_caches(self) -> None:
         if not await self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
@@ -263,10 +258,14 @@ class Controller:
         await self._engine.reset_encoder_cache()
 
     def _fail_waiting(self, why: str) -> None:
+        self._end_waiting(Misuse("EngineRefused", f"the ranks did not apply together: {why}"))
+
+    def _end_waiting(self, error: Exception | None) -> None:
+        """Tells all ranks that wait for the others how their apply ended."""
         for seat in self._seats.values():
             applied, seat.applied = seat.applied, None
             if applied is not None and not applied.done():
-                applied.set_exception(Misuse("EngineRefused", f"the ranks did not apply together: {why}"))
+                applied.set_result(None) if error is None else applied.set_exception(error)
 
 
 async def _receive(reader: asyncio.StreamReader) -> Frame | None:

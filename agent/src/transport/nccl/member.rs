@@ -126,15 +126,20 @@ impl Shared {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// None before the rank is prepared, or where it cannot take part.
+    fn worker(&self) -> MutexGuard<'_, Option<Worker>> {
+        self.worker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn turn_to(&self, state: State) {
         *self.lock() = state;
         self.changed.notify_all();
     }
 
     /// Ends whatever the worker does, then calls.
-    fn abort(&self, attempt: u32, done: impl FnOnce() + Send + 'static) {
-        match &*self.worker.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(worker) => worker.abort(attempt, Box::new(done)),
+    fn abort(&self, attempt: u32, reason: Option<Reason>, done: impl FnOnce() + Send + 'static) {
+        match &*self.worker() {
+            Some(worker) => worker.abort(attempt, reason, Box::new(done)),
             None => done(),
         }
     }
@@ -220,7 +225,7 @@ impl LaneMember {
             }
             done(result);
         };
-        match &*shared.worker.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*shared.worker() {
             Some(worker) => worker.run(attempt, job, Box::new(stopped), Box::new(done)),
             None => done(Err(super::FlowError::Gone)),
         }
@@ -285,7 +290,7 @@ impl Runner {
             let name = format!("nccl-{}-{member}", plan.replica);
             let worker = Worker::start(nccl, gpu, name)
                 .map_err(|error| Reason::new(Code::TransportUnavailable, error.to_string()))?;
-            *self.shared.worker.lock().unwrap_or_else(PoisonError::into_inner) = Some(worker);
+            *self.shared.worker() = Some(worker);
             Ok(facts)
         });
         if let Err(reason) = &prepared {
@@ -331,7 +336,7 @@ impl Runner {
                 };
                 let (rank, ranks, ctas_max) = (self.rank, self.ranks, limits::LANE_CTAS_MAX);
                 let join = Join { id, rank, ranks, degree, ctas_max };
-                match &*self.shared.worker.lock().unwrap_or_else(PoisonError::into_inner) {
+                match &*self.shared.worker() {
                     Some(worker) => worker.form(attempt, join, chunk_bytes, Box::new(done)),
                     None => done(Err(super::FlowError::Gone)),
                 }
@@ -340,11 +345,11 @@ impl Runner {
                 tracing::info!(replica, attempt, ranks = self.ranks, "lane formed");
                 self.shared.turn_to(State::Ready(attempt));
             }
-            FromRoot::Abort { attempt } => {
+            FromRoot::Abort { attempt, reason } => {
                 tracing::info!(replica, attempt, "lane torn down");
                 self.shared.turn_to(State::Waiting);
                 let (outbox, facts) = (Arc::clone(&self.shared.outbox), facts.clone());
-                self.shared.abort(attempt, move || outbox.say(FromMember::Hello(facts)));
+                self.shared.abort(attempt, reason, move || outbox.say(FromMember::Hello(facts)));
             }
         }
     }
@@ -362,7 +367,7 @@ impl Runner {
         let send = move || {
             let _ = done.send(());
         };
-        match &*self.shared.worker.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.shared.worker() {
             Some(worker) => worker.abort_current(Box::new(send)),
             None => send(),
         }

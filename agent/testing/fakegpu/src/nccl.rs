@@ -212,6 +212,14 @@ fn add(communicator: *mut c_void, stream: *mut c_void, dtype: u32, operation: Op
     code
 }
 
+/// A call outside any group is a group of its own.
+fn grouped(communicator: *mut c_void, stream: *mut c_void, dtype: u32, operation: Operation) -> u32 {
+    ncclGroupStart();
+    let code = add(communicator, stream, dtype, operation);
+    let ended = ncclGroupEnd();
+    if code == SUCCESS { ended } else { code }
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn ncclSend(
     from: *const c_void,
@@ -222,11 +230,7 @@ extern "C" fn ncclSend(
     stream: *mut c_void,
 ) -> u32 {
     let (peer, address) = (peer.unsigned_abs(), from as u64);
-    ncclGroupStart();
-    let code =
-        add(communicator, stream, dtype, Operation { is_send: true, peer, address, bytes: bytes as u64 });
-    let ended = ncclGroupEnd();
-    if code == SUCCESS { ended } else { code }
+    grouped(communicator, stream, dtype, Operation { is_send: true, peer, address, bytes: bytes as u64 })
 }
 
 #[unsafe(no_mangle)]
@@ -239,9 +243,5 @@ extern "C" fn ncclRecv(
     stream: *mut c_void,
 ) -> u32 {
     let (peer, address) = (peer.unsigned_abs(), to as u64);
-    ncclGroupStart();
-    let code =
-        add(communicator, stream, dtype, Operation { is_send: false, peer, address, bytes: bytes as u64 });
-    let ended = ncclGroupEnd();
-    if code == SUCCESS { ended } else { code }
+    grouped(communicator, stream, dtype, Operation { is_send: false, peer, address, bytes: bytes as u64 })
 }
