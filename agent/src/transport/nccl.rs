@@ -64,9 +64,17 @@ pub enum FlowError {
         /// What was waited for.
         what: &'static str,
     },
-    /// The lane's attempt is over.
+    /// The lane's attempt is over, since a rank is gone.
     #[error("the lane was torn down")]
     Gone,
+    /// The lane's attempt is over by what another rank said of itself: whoever is heard first tells the cause.
+    #[error("the lane was torn down: {detail}")]
+    Ended {
+        /// That rank's code.
+        code: Code,
+        /// What it said.
+        detail: String,
+    },
 }
 
 impl FlowError {
@@ -80,6 +88,7 @@ impl FlowError {
             Self::Stopped => Code::Cancelled,
             Self::Late { .. } => Code::TransferTimeout,
             Self::Gone => Code::PeerLost,
+            Self::Ended { code, .. } => *code,
         }
     }
 }

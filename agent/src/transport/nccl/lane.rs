@@ -118,8 +118,8 @@ pub(super) enum FromRoot {
     Form { attempt: u32, id: HexId, chunk_bytes: u64 },
     /// All have found each other.
     Ready { attempt: u32 },
-    /// It is over; say hello again when you have aborted.
-    Abort { attempt: u32 },
+    /// It is over, by what a member said of itself or because one is gone; say hello again when you have aborted.
+    Abort { attempt: u32, reason: Option<Reason> },
 }
 
 /// An id on its way: bytes in hex.
@@ -285,9 +285,10 @@ impl Root {
         }
         if forming {
             self.failures += 1;
-            self.failure = Some(reason);
+            self.failure = Some(reason.clone());
         }
-        self.end()
+        // Who was told to stop has nothing to say of the others' transfers.
+        self.end(Some(reason).filter(|reason| reason.code != Code::Cancelled))
     }
 
     /// A member is not there any more.
@@ -299,17 +300,17 @@ impl Root {
                 self.phase = Phase::Gathering;
                 vec![Order::GiveTurn]
             }
-            Phase::Forming { .. } | Phase::Ready => self.end(),
+            Phase::Forming { .. } | Phase::Ready => self.end(None),
             Phase::Gathering | Phase::Tcp(_) => Vec::new(),
         }
     }
 
     /// D2.
-    fn end(&mut self) -> Vec<Order> {
+    fn end(&mut self, reason: Option<Reason>) -> Vec<Order> {
         let forming = matches!(self.phase, Phase::Forming { .. });
         self.phase = Phase::Gathering;
         let mut orders: Vec<Order> = forming.then_some(Order::GiveTurn).into_iter().collect();
-        orders.extend(self.all(&FromRoot::Abort { attempt: self.attempt }));
+        orders.extend(self.all(&FromRoot::Abort { attempt: self.attempt, reason }));
         self.present.clear();
         orders
     }

@@ -4,11 +4,12 @@ use super::FlowError;
 use super::communicator::{Aborted, Initialising, Join, Ready, Wedged};
 use super::flow::{self, Job, Lent};
 use super::gpu::{Gpu, Waiting};
+use super::lane::Reason;
 use super::symbols::Nccl;
 use crate::limits;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use weightrefit_core::code::Code;
 
@@ -28,7 +29,11 @@ pub(super) struct Worker {
     over: Arc<AtomicU32>,
     /// The attempt that was joined last.
     latest: AtomicU32,
+    why: Why,
 }
+
+/// The attempt that ended last, and what another rank said of itself that ended it.
+type Why = Arc<Mutex<Option<(u32, Reason)>>>;
 
 impl std::fmt::Debug for Worker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -40,9 +45,10 @@ impl Worker {
     pub(super) fn start(nccl: Nccl, gpu: Arc<Gpu>, name: String) -> std::io::Result<Self> {
         let (commands, inbox) = channel();
         let over = Arc::new(AtomicU32::new(0));
-        let held = Held { nccl, gpu, over: Arc::clone(&over), lane: None };
+        let why = Why::default();
+        let held = Held { nccl, gpu, over: Arc::clone(&over), why: Arc::clone(&why), lane: None };
         std::thread::Builder::new().name(name).spawn(move || held.serve(&inbox))?;
-        Ok(Self { commands, over, latest: AtomicU32::new(0) })
+        Ok(Self { commands, over, latest: AtomicU32::new(0), why })
     }
 
     /// Joins an attempt.
@@ -58,11 +64,13 @@ impl Worker {
 
     /// Ends what there is, whatever its number.
     pub(super) fn abort_current(&self, done: Box<dyn FnOnce() + Send>) {
-        self.abort(self.latest.load(Ordering::Relaxed), done);
+        self.abort(self.latest.load(Ordering::Relaxed), None, done);
     }
 
     /// Ends an attempt, whatever it is doing; `done` is called once nothing of it runs.
-    pub(super) fn abort(&self, attempt: u32, done: Box<dyn FnOnce() + Send>) {
+    pub(super) fn abort(&self, attempt: u32, reason: Option<Reason>, done: Box<dyn FnOnce() + Send>) {
+        // First, since the thread asks for it as soon as the attempt is over.
+        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = reason.map(|reason| (attempt, reason));
         self.over.fetch_max(attempt, Ordering::Relaxed);
         self.command(Command::Abort { done });
     }
@@ -85,6 +93,7 @@ struct Held {
     nccl: Nccl,
     gpu: Arc<Gpu>,
     over: Arc<AtomicU32>,
+    why: Why,
     lane: Option<Formed>,
 }
 
@@ -137,7 +146,8 @@ impl Held {
     }
 
     fn run(&mut self, attempt: u32, job: &Job, stopped: &Stopped) -> Result<u64, FlowError> {
-        let formed = self.lane.take().filter(|formed| formed.attempt == attempt).ok_or(FlowError::Gone)?;
+        let formed = self.lane.take().filter(|formed| formed.attempt == attempt);
+        let formed = formed.ok_or_else(|| self.ended(attempt))?;
         let over = || self.over.load(Ordering::Relaxed) >= attempt;
         let mut lent = None;
         let stop = || stopped() || over();
@@ -147,7 +157,17 @@ impl Held {
         if result.is_err() {
             self.end(lent);
         }
-        if gone { Err(FlowError::Gone) } else { result }
+        if gone { Err(self.ended(attempt)) } else { result }
+    }
+
+    /// What ended an attempt that is over.
+    fn ended(&self, attempt: u32) -> FlowError {
+        match &*self.why.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some((of, Reason { code, text })) if *of == attempt => {
+                FlowError::Ended { code: *code, detail: text.clone() }
+            }
+            _ => FlowError::Gone,
+        }
     }
 
     /// Ends the communicator, if there is one; afterwards nothing runs on what was lent to it.

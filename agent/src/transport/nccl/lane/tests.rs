@@ -14,7 +14,10 @@ fn shown(orders: &[Order]) -> String {
         Order::Tell(rank, FromRoot::Tcp(reason)) => format!("{rank}:tcp({})", reason.code),
         Order::Tell(rank, FromRoot::Form { attempt, .. }) => format!("{rank}:form{attempt}"),
         Order::Tell(rank, FromRoot::Ready { attempt }) => format!("{rank}:ready{attempt}"),
-        Order::Tell(rank, FromRoot::Abort { attempt }) => format!("{rank}:abort{attempt}"),
+        Order::Tell(rank, FromRoot::Abort { attempt, reason: None }) => format!("{rank}:abort{attempt}"),
+        Order::Tell(rank, FromRoot::Abort { attempt, reason: Some(reason) }) => {
+            format!("{rank}:abort{attempt}({})", reason.code)
+        }
         Order::TakeTurn => "take".into(),
         Order::GiveTurn => "give".into(),
         Order::Mint => "mint".into(),
@@ -23,7 +26,8 @@ fn shown(orders: &[Order]) -> String {
 }
 
 /// Runs a script on a lane of three ranks: `h0` hello of rank 0, `n0` hello without NCCL, `o0` with an older NCCL,
-/// `s0` on the GPU of rank 1, `turn`, `id`, `noid`, `f0@1` formed, `x0@1` failed, `g0` gone.
+/// `s0` on the GPU of rank 1, `turn`, `id`, `noid`, `f0@1` formed, `x0@1` failed, `c0@1` was told to
+/// stop, `g0` gone.
 fn run(script: &str) -> String {
     let mut root = Root::new(3);
     let mut out = Vec::new();
@@ -44,6 +48,7 @@ fn run(script: &str) -> String {
                 "n" => root.hello(rank, Err(Reason::new(Code::GpuNotVisible, "no GPU"))),
                 "f" => root.formed(rank, attempt),
                 "x" => root.failed(attempt, reason),
+                "c" => root.failed(attempt, Reason::new(Code::Cancelled, "it was stopped")),
                 "g" => root.gone(rank),
                 _ => panic!("{word}"),
             },
@@ -90,9 +95,14 @@ fn the_first_rank_decides_as_written() {
             "one fails later, and all come again",
             "h0 h1 h2 turn id f0@1 f1@1 f2@1 x1@1 h0 h1 h2 turn id f0@2 f1@2 f2@2",
             format!(
-                "{form} | give 0:ready1 1:ready1 2:ready1 | 0:abort1 1:abort1 2:abort1 | take | mint | 0:form2 \
-                 1:form2 2:form2 | give 0:ready2 1:ready2 2:ready2"
+                "{form} | give 0:ready1 1:ready1 2:ready1 | 0:abort1(NcclError) 1:abort1(NcclError) \
+                 2:abort1(NcclError) | take | mint | 0:form2 1:form2 2:form2 | give 0:ready2 1:ready2 2:ready2"
             ),
+        ),
+        (
+            "one is told to stop, which is not why the others end",
+            "h0 h1 h2 turn id f0@1 f1@1 f2@1 c1@1",
+            format!("{form} | give 0:ready1 1:ready1 2:ready1 | 0:abort1 1:abort1 2:abort1"),
         ),
         ("what an older attempt says changes nothing", "h0 h1 h2 turn id f0@0 x1@0 f1@7", form.into()),
         (
@@ -104,8 +114,9 @@ fn the_first_rank_decides_as_written() {
             "attempts that fail one after the other are not repeated for ever",
             "h0 h1 h2 turn id x0@1 h0 h1 h2 turn id x0@2 h0 h1 h2 turn id x0@3 h0 h1 h2",
             format!(
-                "{form} | give 0:abort1 1:abort1 2:abort1 | take | mint | 0:form2 1:form2 2:form2 | give 0:abort2 \
-                 1:abort2 2:abort2 | take | mint | 0:form3 1:form3 2:form3 | give 0:abort3 1:abort3 2:abort3 | \
+                "{form} | give 0:abort1(NcclError) 1:abort1(NcclError) 2:abort1(NcclError) | take | mint | 0:form2 \
+                 1:form2 2:form2 | give 0:abort2(NcclError) 1:abort2(NcclError) 2:abort2(NcclError) | take | mint | \
+                 0:form3 1:form3 2:form3 | give 0:abort3(NcclError) 1:abort3(NcclError) 2:abort3(NcclError) | \
                  0:tcp(NcclError) 1:tcp(NcclError) 2:tcp(NcclError)"
             ),
         ),
