@@ -5,8 +5,8 @@
 //!   it wrote is known from then on.
 //! - E2 (I4): an epoch is above the one that it replaces, so that none means two memberships.
 //! - E3: nothing is written to another object of the same name.
-//! - E4: an epoch that stands already, with this very membership, is not replaced: it is ours, and the answer to the
-//!   write was lost.
+//! - E4: an epoch that stands already, with this very membership made of the same, is not replaced: it is ours, and the
+//!   answer to the write was lost. Where the resource has changed since, the change is another epoch's.
 
 use crate::api::refit::WeightRefit;
 use crate::api::status::{MembershipStatus, Version};
@@ -48,7 +48,7 @@ impl StatusRecord {
         if found.uid().as_deref() != Some(self.uid.as_str()) {
             return Err(RecordError(format!("{} was deleted and made anew", self.name)));
         }
-        let known = |recorded: Option<Recorded>| recorded.map(|recorded| (recorded.epoch, recorded.digest));
+        let known = |recorded: Option<Recorded>| recorded.map(|r| (r.epoch, r.digest, r.basis));
         let (present, ours) = (recorded(&found), Recorded::of(&next.membership, next.basis));
         if known(present) == known(Some(ours)) {
             self.recorded = present; // E4

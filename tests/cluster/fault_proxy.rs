@@ -106,6 +106,11 @@ impl FaultProxy {
         self.book().rules.clear();
     }
 
+    /// The rule of this name holds no more.
+    pub(crate) fn lift(&self, name: &str) {
+        self.book().rules.retain(|rule| rule.name != name);
+    }
+
     /// How many requests have met the rule of this name.
     pub(crate) fn hits(&self, name: &str) -> usize {
         self.book().hits.get(name).copied().unwrap_or_default()
