@@ -13,6 +13,7 @@ import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import fleet
+import yaml
 from tiny import REPLICA_RANKS, TRAINING_RANKS, EngineRank, full, replica_names, training_part
 
 import weightrefit
@@ -46,15 +47,14 @@ def actor(test, cls, *arguments):
     return started
 
 
-class Sockets:
-    """Where agents listen: what an actor has to know of a fleet."""
+class Node:
+    """Whose agent listens at `socket`: what an actor knows of a fleet."""
 
-    def __init__(self, of):
-        seats = [word for arguments in of.agents.values() for word in arguments if word.startswith(("training/", "inference/"))]
-        self.sockets = {seat: of.socket_of(seat) for seat in seats}
+    def __init__(self, socket):
+        self.socket = socket
 
     def socket_of(self, seat):
-        return self.sockets[seat]
+        return self.socket
 
 
 class TinyShards:
@@ -88,35 +88,35 @@ def tiny_rank(worker):
 
 
 class TinyEngine:
-    """Has of vLLM's engine what tells that it can be paused."""
+    """Has of vLLM's engine the task that hands out its tokens, on the event loop where it was made."""
 
-    def __init__(self, sockets, replica):
-        self.ranks = [EngineRank(sockets, replica, rank) for rank in range(REPLICA_RANKS)]
-
-    def pause_generation(self):
-        raise AssertionError("only the controller pauses")
+    def __init__(self, socket):
+        self.socket = socket
+        self.output_handler = asyncio.get_running_loop().create_task(asyncio.Event().wait())
 
 
 class TinyController:
     """In the place of `weightrefit.vllm.Controller`, whose own tests run vLLM."""
 
     def __init__(self, engine, *, pool, replica, in_flight, kv_cache):
-        self.engine, self.settings = engine, (pool, replica, in_flight, kv_cache)
+        self.settings = pool, replica, in_flight, kv_cache
+        self.engine, self.ranks = engine, [EngineRank(Node(engine.socket), replica, rank) for rank in range(REPLICA_RANKS)]
 
     async def start(self, timeout):
-        await asyncio.to_thread(fleet.together, *(rank.register for rank in self.engine.ranks))
+        assert self.engine.output_handler.get_loop() is asyncio.get_running_loop()
+        await asyncio.to_thread(fleet.together, *(rank.register for rank in self.ranks))
 
     async def close(self):
-        for rank in self.engine.ranks:
+        for rank in self.ranks:
             rank.client.close()
 
 
 class EngineActor:
     """One engine of either framework; NeMo RL keeps it as `llm`, verl as `engine`."""
 
-    def __init__(self, sockets, replica):
+    def __init__(self, socket):
         engines.Controller = TinyController
-        self.llm = self.engine = TinyEngine(sockets, replica)
+        self.llm = self.engine = TinyEngine(socket)
         self.global_steps = None
 
     async def set_global_steps(self, global_steps):
@@ -124,16 +124,16 @@ class EngineActor:
 
     async def told(self):
         """Settings of the controller, and the framework's step."""
-        return self.weightrefit[0].settings, self.global_steps
+        return self.weightrefit.controller.settings, self.global_steps
 
     async def differing(self, step):
         """Elements that are not those of `step`; all of them where something else is served."""
-        ranks = self.engine.ranks
+        ranks = self.weightrefit.controller.ranks
         await asyncio.to_thread(lambda: [rank.client.wait_served(step, fleet.PATIENCE) for rank in ranks])
         return sum(rank.differing(step) for rank in ranks)
 
     async def break_next(self, callback):
-        self.engine.ranks[-1].wrong[callback] = RuntimeError("broken by the test")
+        self.weightrefit.controller.ranks[-1].wrong[callback] = RuntimeError("broken by the test")
 
 
 class FrameworkTest(fleet.FleetTest):
@@ -144,15 +144,16 @@ class FrameworkTest(fleet.FleetTest):
     def setUp(self):
         file = tempfile.NamedTemporaryFile("w", suffix=".yaml")
         self.addCleanup(file.close)
-        text = (fleet.ROOT / "tests/local/tiny.yaml").read_text()
-        file.write(text.replace("{type: StatefulSet, ranksPerPod: 1}", "{type: Registered, ranksPerPod: 3}").replace("StatefulSet", "Registered"))
+        refit, *others = yaml.safe_load_all((fleet.ROOT / "tests/local/tiny.yaml").read_text())
+        refit["spec"]["training"]["ranks"] = {"type": "Registered", "ranksPerPod": TRAINING_RANKS}
+        refit["spec"]["inference"]["pools"][0] |= {"ranks": {"type": "Registered", "ranksPerPod": REPLICA_RANKS}, "minReplicas": 1}
+        yaml.safe_dump_all([refit, *others], file)
         file.flush()
         self.FILES = (file.name,)
         super().setUp()
         start_ray()
-        sockets = Sockets(self.fleet)
-        self.engines = [actor(self, EngineActor, sockets, name) for name in replica_names(self.fleet)]
-        self.replica = replica_names(self.fleet)[0].removesuffix("0") + "{}"
+        seats = [f"inference/default/{name}/0" for name in replica_names(self.fleet)]
+        self.engines = [actor(self, EngineActor, self.fleet.socket_of(seat)) for seat in seats]
 
     def trainers(self, cls, *more):
         return [actor(self, cls, rank, self.fleet.socket_of(f"training/{rank}"), *more) for rank in range(TRAINING_RANKS)]
@@ -174,6 +175,8 @@ class Timer:
 
 def nemo_rl(signatures="nemo_rl_later"):
     """The adapter, made on what a version of NeMo RL asks of it."""
+    if getattr(sys.modules.get("nemo_rl.weight_sync.interfaces"), "__name__", None) == signatures:
+        return importlib.import_module("weightrefit.integrations.nemo_rl")
     spec = importlib.util.spec_from_file_location(signatures, HERE / "signatures" / f"{signatures}.py")
     interfaces = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(interfaces)

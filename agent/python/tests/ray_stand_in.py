@@ -22,8 +22,14 @@ def get(references):
 
 def kill(actor):
     """Ends an actor."""
-    loop = actor._loop
-    loop.call_soon_threadsafe(loop.stop)
+    def end():
+        for task in asyncio.all_tasks():
+            task.cancel()
+        actor._loop.call_soon(actor._loop.stop)
+
+    actor._loop.call_soon_threadsafe(end)
+    actor._thread.join()
+    actor._loop.close()
 
 
 class _Class:
@@ -40,7 +46,8 @@ class _Class:
 class _Actor:
     def __init__(self, cls, arguments):
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         self._instance = None
 
         async def construct():
@@ -50,7 +57,8 @@ class _Actor:
 
     def __getattr__(self, name):
         if name == "__ray_call__":
-            return _Method(self, lambda instance, function, *arguments: function(instance, *arguments))
+            # Not on the event loop, as in Ray.
+            return _Method(self, lambda instance, function, *arguments: asyncio.to_thread(function, instance, *arguments))
         return _Method(self, lambda instance, *arguments, **named: getattr(instance, name)(*arguments, **named))
 
 

@@ -1,5 +1,6 @@
 """NeMo RL's weight synchronizer on real agents; NeMo RL's workers are the actors of frameworks.py."""
 
+import dataclasses
 import inspect
 import pathlib
 import re
@@ -65,7 +66,7 @@ class Refits(FrameworkTest):
         self.generation = group(worker_group=group(workers=owners), dp_size=len(self.engines), weight_synchronizer=None)
 
     def synchronizer(self, **options):
-        options = {"rank": tiny_rank, "replica": self.replica, "timeout": fleet.PATIENCE} | options
+        options = {"rank": tiny_rank, "timeout": fleet.PATIENCE} | options
         made = nemo_rl().WeightrefitSynchronizer(self.policy, self.generation, **options)
         self.addCleanup(made.shutdown)
         return made
@@ -89,7 +90,7 @@ class Refits(FrameworkTest):
             self.assertEqual({type(number) for number in numbers.values()}, {float})
         self.assertEqual(timer.labels, ["prepare_for_generation/transfer_and_update_weights"] * 2)
         settings, _ = ray.get(self.engines[1].told.remote())
-        self.assertEqual(settings, ("default", self.replica.format(1), "Drain", "Reset"))
+        self.assertEqual(settings, ("default", "default-1", "Drain", "Reset"))
 
     def test_a_refit_that_fails_is_a_runtime_error_that_says_where_and_the_next_one_mends_it(self):
         synchronizer = self.synchronizer()
@@ -103,11 +104,25 @@ class Refits(FrameworkTest):
         cause = raised.exception.__cause__
         self.assertIsInstance(cause, weightrefit.RefitFailed)
         self.assertEqual((cause.code, cause.report.step), ("ApplyFailed", 2))
-        self.assertEqual([replica.replica for replica in cause.report.left_out], [self.replica.format(0)])
+        self.assertEqual([replica.replica for replica in cause.report.left_out], ["default-0"])
         self.assertTrue(synchronizer.is_stale)
         self.train(3)
         synchronizer.sync_weights()
         self.assert_served(3)
+
+    def test_a_step_whose_end_was_not_waited_for_does_not_hinder_the_next(self):
+        synchronizer = self.synchronizer()
+        synchronizer.init_communicator()
+        patient = synchronizer._options
+        synchronizer._options = dataclasses.replace(patient, timeout=0.0)
+        self.train(1)
+        with self.assertRaises(RuntimeError) as raised:
+            synchronizer.sync_weights()
+        self.assertIsInstance(raised.exception.__cause__, weightrefit.DeadlineExceeded)
+        synchronizer._options = patient
+        self.train(2)
+        synchronizer.sync_weights()
+        self.assert_served(2)
 
     def test_scales_of_a_key_value_cache_are_refused_and_nothing_is_published(self):
         synchronizer = self.synchronizer()
@@ -127,7 +142,7 @@ class Refits(FrameworkTest):
             self.synchronizer().init_communicator()
         self.generation.worker_group.workers, self.generation.dp_size = self.engines, 2
         with self.assertRaisesRegex(RuntimeError, "this agent hosts inference/default"), self.assertLogs("weightrefit"):
-            self.synchronizer(replica="other-{}").init_communicator()
+            self.synchronizer(replica="other-{number}").init_communicator()
 
     def test_a_worker_without_an_agent_is_named(self):
         self.workers[2] = actor(self, PolicyActor, 2, None)
@@ -136,8 +151,8 @@ class Refits(FrameworkTest):
         self.assertEqual(raised.exception.__cause__.code, "NotConfigured")
 
     def test_the_lines_of_the_page_refit(self):
-        names = {"policy": self.policy, "policy_generation": self.generation, "tiny_rank": tiny_rank, "replica": self.replica}
-        block = BLOCKS["setup"].replace("(policy, policy_generation", "(policy, policy_generation, rank=tiny_rank, replica=replica")
+        names = {"policy": self.policy, "policy_generation": self.generation, "tiny_rank": tiny_rank}
+        block = BLOCKS["setup"].replace("(policy, policy_generation", "(policy, policy_generation, rank=tiny_rank")
         nemo_rl()
         exec(block, names)
         self.addCleanup(self.generation.weight_synchronizer.shutdown)

@@ -103,11 +103,11 @@ class Refits(FrameworkTest):
         super().setUp()
         self.manager, self.workers = self.made()
 
-    def made(self, **changes):
+    def made(self):
         """By the settings of the page, as verl makes it of them."""
         verl()
         settings = SETTINGS["checkpoint_engine"]
-        options = settings["engine_kwargs"]["weightrefit"] | {"replica": self.replica, "timeout": fleet.PATIENCE} | changes
+        options = settings["engine_kwargs"]["weightrefit"] | {"timeout": fleet.PATIENCE}
         config = types.SimpleNamespace(**settings | {"engine_kwargs": {"weightrefit": options}})
         cls = sys.modules["verl.utils.import_utils"].load_class_from_fqn(SETTINGS["checkpoint_manager_class"])
         workers = self.trainers(ActorWorker, options)

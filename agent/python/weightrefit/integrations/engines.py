@@ -1,7 +1,7 @@
 """The vLLM engines of a framework, each in a Ray actor that keeps it in an attribute.
 
 What has to run beside an engine is sent there by `__ray_call__`, which every Ray actor has: no framework needs a worker
-class of its own for it. Both frameworks drive their engines from actors with an event loop.
+class of its own for it. Ray runs it on another thread than the actor's event loop, on which the engine lives.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,18 +26,28 @@ class Options:
 
     Attributes:
         pool: of the refit, as in the resource.
-        replica: name of an engine in its pool; `{}` is its number, from 0.
+        replica: name of an engine in its pool, of which `{pool}` and `{number}`, from 0, are filled in; by default as
+            `weightrefit coordinate` names them.
         in_flight, kv_cache: as in `weightrefit.vllm.Controller`.
         wait: which replicas must serve a step, as in `Refit`.
         timeout: seconds for one step, and for each side to register.
     """
 
     pool: str = "default"
-    replica: str = "{}"
+    replica: str = "{pool}-{number}"
     in_flight: str = "Keep"
     kv_cache: str = "Reset"
     wait: str = "all"
     timeout: float = 300.0
+
+
+@dataclass(frozen=True)
+class _Started:
+    """What runs beside an engine: its controller, and what becomes of its registration."""
+
+    controller: Controller
+    registered: Future[None]
+    loop: asyncio.AbstractEventLoop
 
 
 class Engines:
@@ -64,17 +75,18 @@ class Engines:
         """
         import ray
 
+        options = self._options
         new = list(actors)[len(self._actors) :]
-        names = [self._options.replica.format(len(self._actors) + number) for number in range(len(new))]
-        states = ray.get([actor.__ray_call__.remote(_start, self._attribute, self._options, name) for actor, name in zip(new, names)])
-        end = time.monotonic() + self._options.timeout
+        names = [options.replica.format(pool=options.pool, number=len(self._actors) + number) for number in range(len(new))]
+        states = ray.get([actor.__ray_call__.remote(_start, self._attribute, options, name) for actor, name in zip(new, names)])
+        end = time.monotonic() + options.timeout
         while True:
             raise_first(states)
             waiting = [name for name, state in zip(names, states) if not state]
             if not waiting:
                 break
             if time.monotonic() > end:
-                message = f"replicas {', '.join(waiting)} of pool {self._options.pool} were not registered within {self._options.timeout:g} s"
+                message = f"replicas {', '.join(waiting)} of pool {options.pool} were not registered within {options.timeout:g} s"
                 raise DeadlineExceeded("NotConfigured", message)
             time.sleep(_LOOK_SECONDS)
             states = ray.get([actor.__ray_call__.remote(_state) for actor in new])
@@ -89,30 +101,33 @@ class Engines:
 
 
 def raise_first(results: Iterable[Any]) -> None:
-    """Raises the first error among what actors returned: an error that is returned keeps its type, whatever the
-    framework does with one that is raised in an actor."""
+    """Raises the first error among what actors returned."""
     for result in results:
         if isinstance(result, WeightrefitError):
             raise result
 
 
 def _start(actor: Any, attribute: str, options: Options, replica: str) -> bool | WeightrefitError:
-    """Beside an engine, on its event loop."""
+    """Beside an engine. As `_state`."""
     engine = getattr(actor, attribute)
-    if not hasattr(engine, "pause_generation"):
-        message = f"replica {replica} is a {type(engine).__name__}, which cannot be paused while it has requests"
+    # Runs since the engine was made on an event loop, and only of an engine that can be paused.
+    handler = getattr(engine, "output_handler", None)
+    if handler is None:
+        message = f"replica {replica} is a {type(engine).__name__} without an event loop, which cannot be paused while it has requests"
         return Misuse("Unsupported", message, remedy="Use vLLM's asynchronous engine.")
-    controller = Controller(engine, pool=options.pool, replica=replica, in_flight=options.in_flight, kv_cache=options.kv_cache)
-    actor.weightrefit = controller, asyncio.get_running_loop().create_task(controller.start(timeout=None))
-    return False
+    if not isinstance(getattr(actor, "weightrefit", None), _Started) or isinstance(_state(actor), WeightrefitError):
+        controller = Controller(engine, pool=options.pool, replica=replica, in_flight=options.in_flight, kv_cache=options.kv_cache)
+        loop = handler.get_loop()
+        actor.weightrefit = _Started(controller, asyncio.run_coroutine_threadsafe(controller.start(timeout=None), loop), loop)
+    return _state(actor)
 
 
 def _state(actor: Any) -> bool | WeightrefitError:
     """Whether the engine is registered, or why it never will be."""
-    _, started = actor.weightrefit
-    if not started.done():
+    registered = actor.weightrefit.registered
+    if not registered.done():
         return False
-    error = started.exception()
+    error = registered.exception()
     if error is None or isinstance(error, WeightrefitError):
         return error or True
     return WeightrefitError("EngineRefused", f"{type(error).__name__}: {error}")
@@ -120,6 +135,5 @@ def _state(actor: Any) -> bool | WeightrefitError:
 
 def _close(actor: Any) -> None:
     """Beside an engine."""
-    controller, started = actor.weightrefit
-    started.cancel()
-    actor.weightrefit = controller, asyncio.get_running_loop().create_task(controller.close())
+    started, actor.weightrefit = actor.weightrefit, None
+    asyncio.run_coroutine_threadsafe(started.controller.close(), started.loop).result()

@@ -18,21 +18,11 @@ import ray
 from nemo_rl.weight_sync.interfaces import WeightSynchronizer
 
 from ..errors import Misuse, WeightrefitError
-from ..report import Report
+from . import ranks
 from .engines import Engines, Options, raise_first
-from .ranks import TrainingRank, scalars
 
 # What NeMo RL calls the time of a refit in its metrics.
 _TIMED = "prepare_for_generation/transfer_and_update_weights"
-
-
-def dtensor_rank(worker: Any) -> TrainingRank:
-    """A policy worker of NeMo RL's DTensor backend: it publishes the shards of `worker.model`, as they are."""
-    import torch
-
-    from .. import pytorch
-
-    return TrainingRank(torch.distributed.get_rank(), pytorch.world_token(), pytorch.Shards(worker.model))
 
 
 class WeightrefitSynchronizer(WeightSynchronizer):
@@ -42,13 +32,14 @@ class WeightrefitSynchronizer(WeightSynchronizer):
     is paused by weightrefit, for its own commit alone.
     """
 
-    def __init__(self, policy: Any, generation: Any, *, rank: Callable[[Any], TrainingRank] = dtensor_rank, **options: Any):
+    def __init__(self, policy: Any, generation: Any, *, rank: Callable[[Any], ranks.TrainingRank] = ranks.of_model, **options: Any):
         """Does nothing yet.
 
         Args:
             policy: NeMo RL's policy.
             generation: its vLLM generation, with `vllm_cfg.async_engine`.
-            rank: run in each policy worker, once: what that worker publishes.
+            rank: run in each policy worker, once: what that worker publishes; by default the shards of its `model`, which
+                is what workers of the DTensor backend hold.
             options: of `Options`: pool, replica, in_flight, kv_cache, wait, timeout.
         """
         self._policy, self._generation, self._rank = policy, generation, rank
@@ -68,7 +59,7 @@ class WeightrefitSynchronizer(WeightSynchronizer):
         owners = workers[:: len(workers) // self._generation.dp_size]
         try:
             self._engines.start(owners)
-            self._on_policy(_register, self._rank, self._options.timeout)
+            self._on_policy(ranks.start, self._rank, self._options.timeout)
         except WeightrefitError as error:
             raise RuntimeError(str(error)) from error
 
@@ -93,11 +84,11 @@ class WeightrefitSynchronizer(WeightSynchronizer):
                 raise Misuse("Unsupported", message, remedy="Set vllm_cfg.kv_cache_dtype to auto.")
             self._step += 1
             with timer.time(_TIMED) if timer is not None else nullcontext():
-                reports = self._on_policy(_refit, self._step, self._options.wait, self._options.timeout)
+                reports = self._on_policy(ranks.refit, self._step, self._options.wait, self._options.timeout)
         except WeightrefitError as error:
             raise RuntimeError(str(error)) from error
         self._stale = False
-        return scalars(next(report for report in reports if report is not None))
+        return ranks.scalars(next(report for report in reports if report is not None))
 
     @property
     def is_stale(self) -> bool:
@@ -110,7 +101,7 @@ class WeightrefitSynchronizer(WeightSynchronizer):
 
     def shutdown(self) -> None:
         """Policy workers and engines leave the refit."""
-        self._on_policy(_close)
+        self._on_policy(ranks.end)
         self._engines.close()
 
     def _on_policy(self, run: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -120,24 +111,3 @@ class WeightrefitSynchronizer(WeightSynchronizer):
         raise_first(results)
         return results
 
-
-def _register(worker: Any, rank: Callable[[Any], TrainingRank], timeout: float) -> WeightrefitError | None:
-    try:
-        worker.weightrefit = rank(worker)
-        worker.weightrefit.register(timeout)
-    except WeightrefitError as error:
-        return error
-    return None
-
-
-def _refit(worker: Any, step: int, wait: str, timeout: float) -> Report | WeightrefitError | None:
-    try:
-        worker.weightrefit.publish(step)
-        return worker.weightrefit.ended(step, wait=wait, timeout=timeout)
-    except WeightrefitError as error:
-        return error
-
-
-def _close(worker: Any) -> None:
-    if (rank := getattr(worker, "weightrefit", None)) is not None:
-        rank.close()

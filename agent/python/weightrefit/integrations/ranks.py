@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Sequence
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from ..driver import Refit
-from ..errors import Misuse
+from ..errors import Misuse, PublishRefused, WeightrefitError
 from ..memory import Placed
 from ..report import Report
 from ..session import SOCKET_VARIABLE
 from ..trainer import Trainer
+
+logger = logging.getLogger("weightrefit")
 
 
 class Snapshots(Protocol):
@@ -51,17 +55,26 @@ class TrainingRank:
                 remedy=f"Set {SOCKET_VARIABLE} to the agent's socket where the framework starts its workers.",
             )
         self._refit = Refit(socket=socket) if rank == 0 else None
+        self._lent = False
 
     def register(self, timeout: float | None) -> None:
         """Shows the rank's tensors to its agent, as `Trainer.register`."""
         self._trainer.register(self._shards.placed, timeout)
 
-    def publish(self, step: int) -> None:
-        """Copies the weights and publishes the copy; on the thread that trains, which may then go on."""
+    def publish(self, step: int, timeout: float) -> None:
+        """Copies the weights and publishes the copy; on the thread that trains, which may then go on.
+
+        Args:
+            step: grows.
+            timeout: seconds that an earlier step, whose end was not waited for, may take to be released.
+        """
+        if self._lent:
+            self._release(timeout)
         self._shards.snapshot()
         self._trainer.publish(step)
+        self._lent = True
 
-    def ended(self, step: int, *, wait: str, timeout: float) -> Report | None:
+    def ended(self, step: int, wait: str, timeout: float) -> Report | None:
         """Waits until the published step has ended here: read on every rank, and on rank 0 refitted or not.
 
         Args:
@@ -72,11 +85,19 @@ class TrainingRank:
         Raises:
             RefitFailed: fewer replicas serve it than `wait` asks for; on rank 0.
             PublishRefused: the step was not taken.
+            DeadlineExceeded: it has not ended in time.
         """
+        report = self._refit.sync(step, wait=wait, timeout=timeout) if self._refit is not None else None
+        self._trainer.wait_released(timeout)
+        self._lent = False
+        return report
+
+    def _release(self, timeout: float) -> None:
         try:
-            return self._refit.sync(step, wait=wait, timeout=timeout) if self._refit is not None else None
-        finally:
             self._trainer.wait_released(timeout)
+        except PublishRefused as refusal:
+            # Whoever waited for that step was told of its end.
+            logger.info("%s", refusal)
 
     def close(self) -> None:
         """Leaves the refit."""
@@ -95,3 +116,40 @@ def scalars(report: Report) -> dict[str, float]:
     for phase, milliseconds in report.phase_milliseconds.items():
         numbers[f"weightrefit/{phase}_seconds"] = milliseconds / 1000
     return numbers
+
+
+def of_model(worker: Any) -> TrainingRank:
+    """A worker of a torch process group that keeps its module in `model`: it publishes the module's shards, as they are."""
+    import torch
+
+    from .. import pytorch
+
+    return TrainingRank(torch.distributed.get_rank(), pytorch.world_token(), pytorch.Shards(worker.model))
+
+
+# What `__ray_call__` runs in a worker. An error that is returned keeps its type, whatever Ray does with one that is raised.
+
+
+def start(worker: Any, rank: Callable[[Any], TrainingRank], timeout: float) -> WeightrefitError | None:
+    """Makes the worker a training rank."""
+    try:
+        worker.weightrefit = rank(worker)
+        worker.weightrefit.register(timeout)
+    except WeightrefitError as error:
+        return error
+    return None
+
+
+def refit(worker: Any, step: int, wait: str, timeout: float) -> Report | WeightrefitError | None:
+    """Publishes what the worker holds and waits for its end."""
+    try:
+        worker.weightrefit.publish(step, timeout)
+        return worker.weightrefit.ended(step, wait, timeout)
+    except WeightrefitError as error:
+        return error
+
+
+def end(worker: Any) -> None:
+    """The worker leaves the refit, if it took part."""
+    if (rank := getattr(worker, "weightrefit", None)) is not None:
+        rank.close()

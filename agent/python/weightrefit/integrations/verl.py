@@ -108,8 +108,8 @@ class WeightrefitCheckpointEngine(CheckpointEngine):
             rank = self.training_rank(weights)
             await asyncio.to_thread(rank.register, options.timeout)
             self._rank = rank
-        self._rank.publish(step)
-        report = await asyncio.to_thread(self._rank.ended, step, wait=options.wait, timeout=options.timeout)
+        self._rank.publish(step, options.timeout)
+        report = await asyncio.to_thread(self._rank.ended, step, options.wait, options.timeout)
         self._step = step
         return scalars(report) if report is not None else {}
 
