@@ -10,7 +10,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import fleet  # noqa: E402
-from frameworks import HERE, FrameworkTest, Timer, TrainerActor, actor, nemo_rl, ray, tiny_rank  # noqa: E402
+from frameworks import HERE, EngineActor, FrameworkTest, Timer, TrainerActor, actor, nemo_rl, ray, tiny_rank  # noqa: E402
 
 import weightrefit  # noqa: E402
 
@@ -144,8 +144,13 @@ class Refits(FrameworkTest):
         with self.assertRaisesRegex(RuntimeError, "this agent hosts inference/default"), self.assertLogs("weightrefit"):
             self.synchronizer(replica="other-{number}").init_communicator()
 
-    def test_a_worker_without_an_agent_is_named(self):
-        self.workers[2] = actor(self, PolicyActor, 2, None)
+    def test_a_worker_or_an_engine_without_an_agent_is_named(self):
+        worker, engine = actor(self, PolicyActor, 2, None), actor(self, EngineActor, None)
+        self.generation.worker_group.workers = [self.engines[0], engine]
+        with self.assertRaisesRegex(RuntimeError, "inference/default/default-1.*WEIGHTREFIT_SOCKET is not set"):
+            self.synchronizer().init_communicator()
+        self.generation.worker_group.workers = self.engines
+        self.workers[2] = worker
         with self.assertRaisesRegex(RuntimeError, "training/2.*WEIGHTREFIT_SOCKET is not set") as raised:
             self.synchronizer().init_communicator()
         self.assertEqual(raised.exception.__cause__.code, "NotConfigured")

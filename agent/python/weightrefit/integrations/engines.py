@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import DeadlineExceeded, Misuse, WeightrefitError
 from ..vllm import Controller
+from .ranks import without_agent
 
 # Seconds between two looks at engines that start: recording takes milliseconds, starting an agent seconds.
 _LOOK_SECONDS = 0.1
@@ -117,6 +118,8 @@ def _start(actor: Any, attribute: str, options: Options, replica: str) -> bool |
         return Misuse("Unsupported", message, remedy="Use vLLM's asynchronous engine.")
     if not isinstance(getattr(actor, "weightrefit", None), _Started) or isinstance(_state(actor), WeightrefitError):
         controller = Controller(engine, pool=options.pool, replica=replica, in_flight=options.in_flight, kv_cache=options.kv_cache)
+        if not controller.enabled:
+            return without_agent(f"inference/{options.pool}/{replica}")
         loop = handler.get_loop()
         actor.weightrefit = _Started(controller, asyncio.run_coroutine_threadsafe(controller.start(timeout=None), loop), loop)
     return _state(actor)

@@ -16,6 +16,12 @@ from ..trainer import Trainer
 logger = logging.getLogger("weightrefit")
 
 
+def without_agent(seat: str) -> Misuse:
+    """A framework that was told to refit this way would serve old weights for ever, so here it is an error."""
+    remedy = f"Set {SOCKET_VARIABLE} to the agent's socket where the framework starts its workers."
+    return Misuse("NotConfigured", f"{SOCKET_VARIABLE} is not set in its process", rank=seat, remedy=remedy)
+
+
 class Snapshots(Protocol):
     """A rank's tensors in shared memory; `weightrefit.pytorch.Shards` is one."""
 
@@ -42,18 +48,13 @@ class TrainingRank:
             socket: the agent's socket; by default that of `WEIGHTREFIT_SOCKET`.
 
         Raises:
-            Misuse: there is neither. A framework that was told to refit this way would serve old weights for ever.
+            Misuse: there is neither.
         """
         self._shards = shards
         self._trainer = Trainer(rank, world, socket=socket)
         self.seat = self._trainer.seat
         if not self._trainer.enabled:
-            raise Misuse(
-                "NotConfigured",
-                f"{SOCKET_VARIABLE} is not set in the process of this rank",
-                rank=self.seat,
-                remedy=f"Set {SOCKET_VARIABLE} to the agent's socket where the framework starts its workers.",
-            )
+            raise without_agent(self.seat)
         self._refit = Refit(socket=socket) if rank == 0 else None
         self._lent = False
 
