@@ -110,4 +110,3 @@ class WeightrefitSynchronizer(WeightSynchronizer):
         results = ray.get([worker.__ray_call__.remote(run, *arguments) for worker in workers])
         raise_first(results)
         return results
-

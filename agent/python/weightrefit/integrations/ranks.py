@@ -25,7 +25,9 @@ def without_agent(seat: str) -> Misuse:
 class Snapshots(Protocol):
     """A rank's tensors in shared memory; `weightrefit.pytorch.Shards` is one."""
 
-    placed: Sequence[Placed]
+    @property
+    def placed(self) -> Sequence[Placed]:
+        """All tensors of the rank, for `Trainer.register`."""
 
     def snapshot(self) -> int:
         """Copies what the rank holds now to where it is placed, and returns the bytes copied."""
