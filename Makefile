@@ -34,6 +34,9 @@ test: tools ## Run every check: format, lints, docs, Rust and Python tests, the 
 test-torch: tools ## Run the Python client with real PyTorch (fetches 3 GB once)
 	@tests/run build torch
 
+test-ray: tools ## Run the adapters for NeMo RL and verl on Ray itself (fetches 90 MB once)
+	@tests/run build ray
+
 test-engines: tools ## Refit a real vLLM from real FSDP2 ranks (fetches 3 GB once, 6 GB installed)
 	@tests/run build engines
 
@@ -64,4 +67,4 @@ fmt: tools ## Format the Rust code
 clean: ## Remove build output of this checkout and the compiled crates in the cache
 	rm -rf target "$(CARGO_TARGET_DIR)"
 
-.PHONY: help tools weights build demo test test-torch test-engines chart-test e2e bench bench-client bench-nccl kernels lint fmt clean
+.PHONY: help tools weights build demo test test-torch test-ray test-engines chart-test e2e bench bench-client bench-nccl kernels lint fmt clean

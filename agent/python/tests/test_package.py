@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import pickle
 import subprocess
 import sys
 import tomllib
@@ -31,12 +32,21 @@ class Package(unittest.TestCase):
 
     def test_every_code_that_is_raised_is_one(self):
         words = set()
-        for file in (PACKAGE / "weightrefit").glob("*.py"):
+        for file in (PACKAGE / "weightrefit").rglob("*.py"):
             text = file.read_text()
             for opening in ("Misuse(", "ProtocolError(", "AgentUnreachable(", "DeadlineExceeded(", "Closed(", "Refused("):
                 words.update(part.split('"')[1] for part in text.split(opening)[1:] if part.startswith('"'))
         self.assertGreater(len(words), 5)
         self.assertEqual(words - set(codes.REMEDIES), set())
+
+    def test_what_is_raised_can_be_sent_to_another_process(self):
+        kinds = [each for each in vars(weightrefit).values() if isinstance(each, type) and issubclass(each, weightrefit.WeightrefitError)]
+        self.assertGreater(len(kinds), 5)
+        for kind in kinds:
+            report = {"report": weightrefit.Report.disabled(7)} if kind is weightrefit.RefitFailed else {}
+            raised = kind("Busy", "too much", rank="training/0", **report)
+            arrived = pickle.loads(pickle.dumps(raised))
+            self.assertEqual((type(arrived), str(arrived), vars(arrived)), (kind, str(raised), vars(raised)))
 
     def test_its_version_is_that_of_the_binaries(self):
         project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .codes import REMEDIES
 
@@ -26,6 +26,10 @@ class WeightrefitError(Exception):
         self.message = message
         self.rank = rank
         self.remedy = remedy or REMEDIES.get(code, "Look at the agent's log.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What an exception keeps by itself is not what these are made from, and launchers pickle what a rank raises.
+        return _again, (type(self), self.message, self.__dict__)
 
     def __str__(self) -> str:
         rank = f" ({self.rank})" if self.rank else ""
@@ -70,3 +74,10 @@ class Misuse(WeightrefitError, ValueError):
 
 class Closed(WeightrefitError):
     """The client was closed while something waited for it."""
+
+
+def _again(kind: type[WeightrefitError], message: str, attributes: dict[str, Any]) -> WeightrefitError:
+    """The error that another process raised."""
+    error = kind.__new__(kind, message)
+    error.__dict__.update(attributes)
+    return error

@@ -24,8 +24,9 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -33,6 +34,10 @@ from torch import nn
 from .errors import Misuse
 from .memory import ALIGNMENT, Memory, Placed, place
 from .tensor import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
 
 _DTYPES = {
     torch.bool: "bool",
@@ -110,7 +115,7 @@ class Shards:
             self.placed = _adopt(self.shards, local)
         else:
             self.placed = place(shard.tensor for shard in self.shards)
-        self._views = [_view(placed) for placed in self.placed]
+        self._views = [writable(placed) for placed in self.placed]
 
     @torch.no_grad()
     def snapshot(self) -> int:
@@ -150,6 +155,11 @@ def copy_staging(staging: Mapping[str, memoryview], live: Mapping[str, torch.Ten
 def describe(live: Mapping[str, torch.Tensor]) -> list[Tensor]:
     """An engine rank's live tensors, for `Engine`."""
     return [Tensor(name, dtype_name(name, tensor), tuple(tensor.shape)) for name, tensor in live.items()]
+
+
+def tied(module: nn.Module) -> dict[str, str]:
+    """Further names of the module's tied parameters -> the name that comes first."""
+    return _held(module, lambda name: name)[1]
 
 
 def reshard(module: nn.Module) -> None:
@@ -221,14 +231,14 @@ def _describe(held: _Held, local: torch.Tensor) -> Shard:
     described = Tensor(held.name, dtype_name(held.name, local), tuple(local.shape))
     if not _is_dtensor(tensor):
         return Shard(described, described.shape, (0,) * local.dim())
-    start, shape = box(tensor)
+    start, shape = box(tensor.shape, tensor.device_mesh, tensor.placements)
     if shape != described.shape:
         message = f"`{held.name}` holds {list(described.shape)} of {list(tensor.shape)}, its placements say {list(shape)}"
         raise Misuse("LayoutRejected", message)
     return Shard(described, tuple(tensor.shape), start)
 
 
-def box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def box(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """First element and extents of this rank's part of a DTensor, by the rule of `torch.chunk`.
 
     FSDP2 over tensor parallelism shards a dim a second time: it lists its mesh dim first and marks it as strided, and
@@ -237,9 +247,8 @@ def box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     Raises:
         Misuse: a placement has no local part of its own (`Partial`).
     """
-    mesh, placements = tensor.device_mesh, tensor.placements
     coordinate = mesh.get_coordinate()
-    start, extent = [0] * tensor.dim(), list(tensor.shape)
+    start, extent = [0] * len(shape), list(shape)
     if coordinate is None:
         return tuple(start), tuple(0 for _ in extent)
     cuts = [at for at, placement in enumerate(placements) if not placement.is_replicate()]
@@ -307,7 +316,7 @@ def _aligned(nbytes: int) -> int:
     return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT
 
 
-def _view(placed: Placed) -> torch.Tensor | None:
+def writable(placed: Placed) -> torch.Tensor | None:
     """The tensor's place in shared memory, writable; `None` for an empty one."""
     tensor = placed.tensor
     if tensor.nbytes == 0:

@@ -89,6 +89,11 @@ class Controller:
         self.explained: dict[str, str] = {}
         self.version: str | None = None
 
+    @property
+    def enabled(self) -> bool:
+        """Whether there is an agent to talk to."""
+        return self._agent is not None
+
     async def start(self, timeout: float | None = 300.0) -> None:
         """Pauses the engine and registers its ranks; it serves after the first version.
 
