@@ -12,9 +12,8 @@ The rules are those of docs/protocol.md, section 7, as `core::round::engine` has
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import Misuse
@@ -253,7 +252,7 @@ class Engine(Connected):
         """Runs a callback to its end; what it raises is an answer."""
         try:
             result = callback()
-            if inspect.isawaitable(result):
+            if isinstance(result, Awaitable):
                 result = self._await(result)
             if take is not None:
                 take([str(name) for name in result or ()])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from .wire import Frame, field
 
 
-@dataclass(frozen=True)
-class Version:
+class Version(NamedTuple):
     """Which weights. `run` and `step` are for people; `origin` and `sum` make it unique.
 
     Attributes:
@@ -36,8 +34,7 @@ class Version:
         return (self.run, self.step, self.origin) < (other.run, other.step, other.origin)
 
 
-@dataclass(frozen=True, order=True)
-class Round:
+class Round(NamedTuple):
     """Key of a round; later ones are larger."""
 
     epoch: int = 0
@@ -69,14 +66,14 @@ class EngineState(Enum):
     """Live tensors may be half written."""
 
 
-@dataclass
 class Record:
     """The record of one rank."""
 
-    instance: str
-    live: Version | None = None
-    state: EngineState = EngineState.COLD
-    round: Round = Round()
+    def __init__(self, instance: str):
+        self.instance = instance
+        self.live: Version | None = None
+        self.state = EngineState.COLD
+        self.round = Round()
 
     def json(self) -> dict[str, Any]:
         """As on the wire."""
