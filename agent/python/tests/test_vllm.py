@@ -41,9 +41,8 @@ LOGPROB_NOISE = 0.1
 
 def installed(directory):
     """The package as pip installs it, with the entry point that vLLM looks for."""
-    source = shutil.copytree(HERE.parent, f"{directory}/source", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*command, "--target", f"{directory}/site", source], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([*command, "--target", f"{directory}/site", HERE.parent], check=True, stdin=subprocess.DEVNULL)
     return f"{directory}/site"
 
 
