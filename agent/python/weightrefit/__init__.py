@@ -25,6 +25,18 @@ from .errors import (
     Refused,
     WeightrefitError,
 )
+from .events import (
+    Event,
+    Events,
+    MembershipChanged,
+    Missed,
+    ReplicaFound,
+    ReplicaLost,
+    ReplicaReach,
+    RoundEnded,
+    RoundOpened,
+    VersionAccepted,
+)
 from .memory import Memory, Placed, Staging, place
 from .record import EngineState, Version
 from .report import RankStatus, ReplicaReport, Report, Status
@@ -38,7 +50,11 @@ __all__ = [
     "Engine",
     "EngineCallbacks",
     "EngineState",
+    "Event",
+    "Events",
+    "MembershipChanged",
     "Memory",
+    "Missed",
     "Misuse",
     "Outcome",
     "Placed",
@@ -48,13 +64,19 @@ __all__ = [
     "Refit",
     "RefitFailed",
     "Refused",
+    "ReplicaFound",
+    "ReplicaLost",
+    "ReplicaReach",
     "ReplicaReport",
     "Report",
+    "RoundEnded",
+    "RoundOpened",
     "Staging",
     "Status",
     "Tensor",
     "Trainer",
     "Version",
+    "VersionAccepted",
     "WeightrefitError",
     "place",
 ]

@@ -142,6 +142,7 @@ impl RoundDriver {
         self.data.configure(Arc::clone(&plan));
         self.peers.follow(&plan.membership);
         self.observer.configured(&plan);
+        self.observer.events.enter(&plan.membership, |key| self.peers.reaches(key));
         for (slot, now) in (0..).map(Slot).zip(&plan.slots) {
             let old = before.as_ref().and_then(|before| before.slots.get(slot.0 as usize));
             if !self.clients.is_admitted(slot) {
@@ -168,6 +169,16 @@ impl RoundDriver {
             ClientFrame::Status { request } => {
                 let status = self.observer.status(self.plan.as_deref(), &self.data);
                 self.clients.answer(client, AgentFrame::Status { request, status });
+            }
+            ClientFrame::Events { request } => {
+                if let Some(answer) = self.not_leading(client, request) {
+                    return self.answer(vec![answer]);
+                }
+                let (first, events) = self.observer.events.follow();
+                if let Some(event) = first {
+                    self.clients.answer(client, AgentFrame::Event { event });
+                }
+                self.clients.follow(client, events);
             }
             // The session lets no driver send anything else.
             _ => {}
