@@ -4,6 +4,7 @@
 //! descriptors ride as `SCM_RIGHTS` on the frame's first byte. The socket's directory mode and the peer's uid
 //! authenticate. `docs/agent-socket.md` has a byte-level example that a test replays.
 
+use crate::refit::{InFlight, KvCache};
 use crate::report::{RoundReport, VersionReport};
 use serde::{Deserialize, Serialize};
 use weightrefit_core::code::Code;
@@ -116,10 +117,10 @@ pub enum AgentFrame {
     Released { step: i64, outcome: ReleaseKind },
     /// Trainer: the publish of `step` was not taken; its buffer was never offered and is the trainer's.
     PublishRefused { step: i64, code: Code, message: String, hint: String },
-    /// Engine: stop at a step boundary; the agent writes nothing into live tensors.
-    Pause { round: RoundKey, version: Version, writes: Writes },
-    /// Engine: copy staging to the live tensors, empty caches, remember `version` as live.
-    Commit { round: RoundKey, version: Version, copy: Copier },
+    /// Engine: stop at a step boundary, with requests in flight as said; the agent writes nothing into live tensors.
+    Pause { round: RoundKey, version: Version, writes: Writes, in_flight: InFlight },
+    /// Engine: copy staging to the live tensors, empty caches as said, remember `version` as live.
+    Commit { round: RoundKey, version: Version, copy: Copier, kv_cache: KvCache },
     /// Engine: serve `version`, and only if it is exactly what the live tensors hold.
     Resume { round: RoundKey, version: Version },
     /// Engine: the round is off; a quiet engine serves on.

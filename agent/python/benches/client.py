@@ -70,13 +70,13 @@ class Engine(weightrefit.Engine):
 
 
 class Callbacks:
-    def pause(self):
+    def pause(self, in_flight):
         pass
 
     def apply(self, staging):
         pass
 
-    def commit(self, version):
+    def commit(self, version, kv_cache):
         return []
 
     def resume(self, version):

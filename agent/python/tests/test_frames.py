@@ -32,14 +32,14 @@ class Documented(unittest.TestCase):
         listener, calls = Listener(self), []
 
         class Callbacks:
-            def pause(self):
+            def pause(self, in_flight):
                 calls.append("pause")
 
             def apply(self, staging):
                 calls.append(("apply", {name: bytes(content) for name, content in staging.items()}))
 
-            def commit(self, version):
-                calls.append(("commit", version.step))
+            def commit(self, version, kv_cache):
+                calls.append(("commit", version.step, kv_cache))
                 return ["prefix"]
 
             def resume(self, version):
@@ -68,7 +68,7 @@ class Documented(unittest.TestCase):
                 send_frame(peer, text)
         registering.join()
         self.assertEqual(rank.wait_served(7, fleet.PATIENCE).sum, "cfb51b7ff6b542322b3fbe66e3ab5a4d")
-        self.assertEqual(calls, [("apply", {"w": content}), ("commit", 7), ("resume", 7)])
+        self.assertEqual(calls, [("apply", {"w": content}), ("commit", 7, weightrefit.KvCache.RESET), ("resume", 7)])
 
     def test_what_trainers_and_drivers_send_is_what_the_page_shows(self):
         sent, _ = blocks("json")

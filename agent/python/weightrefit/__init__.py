@@ -38,7 +38,7 @@ from .events import (
     VersionAccepted,
 )
 from .memory import Memory, Placed, Staging, place
-from .record import EngineState, Version
+from .record import EngineState, InFlight, KvCache, Version
 from .report import RankStatus, ReplicaReport, Report, Status
 from .tensor import Tensor
 from .trainer import Outcome, Trainer
@@ -52,6 +52,8 @@ __all__ = [
     "EngineState",
     "Event",
     "Events",
+    "InFlight",
+    "KvCache",
     "MembershipChanged",
     "Memory",
     "Missed",

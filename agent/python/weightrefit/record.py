@@ -66,6 +66,26 @@ class EngineState(Enum):
     """Live tensors may be half written."""
 
 
+class InFlight(Enum):
+    """What becomes of requests that run when a rank pauses, as `commit.inFlight` of the resource says."""
+
+    KEEP = "Keep"
+    """They stop, and go on with the new weights."""
+    DRAIN = "Drain"
+    """They end first."""
+    ABORT = "Abort"
+    """They are aborted."""
+
+
+class KvCache(Enum):
+    """What becomes of keys and values that older weights made, as `commit.kvCache` of the resource says."""
+
+    RESET = "Reset"
+    """They are forgotten, those of kept requests too."""
+    KEEP = "Keep"
+    """They are used on."""
+
+
 class Record:
     """The record of one rank."""
 

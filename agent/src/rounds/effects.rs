@@ -37,11 +37,13 @@ impl RoundDriver {
             }
             Effect::Pause { slot, round, version } => {
                 self.observer.pausing(slot);
-                self.tell(slot, AgentFrame::Pause { round, version, writes: Writes::None });
+                let in_flight = self.plan.as_ref().map(|plan| plan.in_flight).unwrap_or_default();
+                self.tell(slot, AgentFrame::Pause { round, version, writes: Writes::None, in_flight });
             }
             Effect::Commit { slot, round, version } => {
                 self.show_staging(slot);
-                self.tell(slot, AgentFrame::Commit { round, version, copy: Copier::Client });
+                let kv_cache = self.plan.as_ref().map(|plan| plan.kv_cache).unwrap_or_default();
+                self.tell(slot, AgentFrame::Commit { round, version, copy: Copier::Client, kv_cache });
             }
             Effect::Resume { slot, round, version } => {
                 self.tell(slot, AgentFrame::Resume { round, version });
