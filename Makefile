@@ -50,7 +50,13 @@ bench: build ## Measure transfer and digest; prints tables and writes target/ben
 	@tests/fresh.py cargo bench --locked --workspace --bench '*'
 
 bench-client: build ## Measure what the Python client costs; prints figures and writes target/bench/client.json
-	@WEIGHTREFIT_BIN="$(BIN)" "$$(tests/cache venv)/bin/python" agent/python/benches/client.py
+	@WEIGHTREFIT_BIN="$(BIN)" "$$(tests/venv venv)/bin/python" agent/python/benches/client.py
+
+wheel: build ## Pack client, command line and agent into target/wheel/*.whl, for pip
+	@rm -rf target/wheel
+	@WEIGHTREFIT_BIN="$(BIN)" "$$(tests/venv venv)/bin/python" -m pip wheel --quiet --no-index --no-deps \
+	    --no-build-isolation --wheel-dir target/wheel ./agent/python
+	@ls target/wheel/*.whl
 
 kernels: ## Compile the CUDA kernels anew (fetches nvcc, 280 MB, once)
 	agent/kernels/build
@@ -67,4 +73,4 @@ fmt: tools ## Format the Rust code
 clean: ## Remove build output of this checkout and the compiled crates in the cache
 	rm -rf target "$(CARGO_TARGET_DIR)"
 
-.PHONY: help tools weights build demo test test-torch test-ray test-engines chart-test e2e bench bench-client bench-nccl kernels lint fmt clean
+.PHONY: help tools weights build demo test test-torch test-ray test-engines chart-test e2e bench bench-client bench-nccl wheel kernels lint fmt clean

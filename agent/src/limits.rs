@@ -154,6 +154,10 @@ pub const DUPLICATE_GRACE: Duration = Duration::from_millis(500);
 /// Steps that one driver may wait for at once: it awaits one, and a loop that pipelines awaits two.
 pub const WAITERS_PER_DRIVER_MAX: usize = 16;
 
+/// Events that wait for the slowest driver that follows them: a round has three, so this is minutes of a fast run. A
+/// driver that is slower misses the oldest.
+pub const DRIVER_EVENTS_MAX: usize = 256;
+
 /// Longest wait for a step: longer than any round, shorter than a forgotten driver.
 pub const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
 

@@ -58,7 +58,7 @@ pub struct Metrics {
     pub peers: IntGauge,
     /// Messages that found no stream or a full one.
     pub peer_messages_dropped: IntCounter,
-    /// Events waiting for the round driver, by source, and how many may.
+    /// Events waiting for the round driver, by source, or for the slowest driver.
     pub queue_depth: IntGaugeVec,
     /// Bound of each queue.
     pub queue_limit: IntGaugeVec,
@@ -168,7 +168,12 @@ impl Metrics {
                     "Messages that found no stream or a full one.",
                 ))?,
             )?,
-            queue_depth: gauges(&r, "queue_depth", "Events waiting for the round driver.", &["queue"])?,
+            queue_depth: gauges(
+                &r,
+                "queue_depth",
+                "Events waiting for the round driver or, as `events`, for a slow driver.",
+                &["queue"],
+            )?,
             queue_limit: gauges(&r, "queue_limit", "Events that may wait.", &["queue"])?,
             epoch: gauge(&r, "epoch", "Epoch of the accepted membership.")?,
             rounds_aborted_in_a_row: gauge(

@@ -164,6 +164,12 @@ impl Peers {
         }
     }
 
+    /// Whether the agent with this key has a link, or is this one.
+    #[must_use]
+    pub fn reaches(&self, key: Sha256) -> bool {
+        key == self.identity.key_hash() || self.senders.contains_key(&key)
+    }
+
     /// Agents with a link.
     #[must_use]
     pub fn reachable(&self) -> usize {

@@ -50,6 +50,10 @@ pub struct Planned {
     pub(crate) lanes: Vec<LanePlan>,
     /// Whether they may go no other way.
     pub(crate) needs_lanes: bool,
+    /// What engines are told to do with requests when they pause.
+    pub(crate) in_flight: refit::InFlight,
+    /// What engines are told to do with keys and values when they commit.
+    pub(crate) kv_cache: refit::KvCache,
 }
 
 /// What one rank of this agent is in this membership.
@@ -231,6 +235,8 @@ impl Planned {
             keys,
             lanes,
             needs_lanes: refit.policy.fabric == refit::Fabric::Required,
+            in_flight: refit.policy.in_flight,
+            kv_cache: refit.policy.kv_cache,
         };
         let seats = seats.iter().map(|seat| planned.slot(seat, &plan, &members, &training, &pools));
         planned.slots = seats.collect::<Result<_, _>>()?;

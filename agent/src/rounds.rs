@@ -9,6 +9,7 @@
 mod clients;
 mod data;
 mod effects;
+mod events;
 mod observer;
 mod report;
 mod source;
@@ -281,6 +282,7 @@ impl RoundDriver {
     }
 
     fn reached(&mut self, key: Sha256, reach: Reach) {
+        self.observer.events.look(|key| self.peers.reaches(key));
         let Some(plan) = &self.plan else { return };
         let Some((member, _)) = plan.membership.iter().find(|(_, member)| member.key == key) else { return };
         match reach {
@@ -398,7 +400,8 @@ impl RoundDriver {
             ClientFrame::Hello { .. }
             | ClientFrame::Register { .. }
             | ClientFrame::Refit { .. }
-            | ClientFrame::Status { .. } => return,
+            | ClientFrame::Status { .. }
+            | ClientFrame::Events { .. } => return,
         };
         self.feed(input);
     }
@@ -423,6 +426,7 @@ impl RoundDriver {
             ("control", inbox.control.len(), limits::EVENTS_MAX),
             ("clients", inbox.clients.len(), limits::EVENTS_MAX),
             ("peers", inbox.peers.len(), limits::EVENTS_MAX),
+            ("events", self.observer.events.waiting(), limits::DRIVER_EVENTS_MAX),
         ];
         self.observer.tick(&depths, self.clients.counts(), &self.data, self.peers.reachable());
         self.observer.publish(&self.node, &self.data);

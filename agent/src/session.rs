@@ -8,10 +8,12 @@
 
 mod client;
 pub mod fd;
+mod following;
 mod frame;
 mod registration;
 
 pub use client::{ClientEvent, ClientId, Outbox, Stuck};
+pub use following::Events;
 pub use registration::{Registration, RegistrationError, compare, compare_recorded, recorded};
 
 use crate::limits;

@@ -60,6 +60,34 @@ pub struct Policy {
     pub fabric: Fabric,
     /// Whether digests are compared before a commit.
     pub verify: bool,
+    /// What engines do with requests that run when they pause.
+    #[serde(default)]
+    pub in_flight: InFlight,
+    /// What engines do with keys and values that older weights made.
+    #[serde(default)]
+    pub kv_cache: KvCache,
+}
+
+/// What becomes of requests that run when an engine pauses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum InFlight {
+    /// They stop, and go on with the new weights.
+    #[default]
+    Keep,
+    /// They end first.
+    Drain,
+    /// They are aborted.
+    Abort,
+}
+
+/// What becomes of keys and values that older weights made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum KvCache {
+    /// They are forgotten, those of kept requests too.
+    #[default]
+    Reset,
+    /// They are used on.
+    Keep,
 }
 
 /// Whether bytes may go by NCCL.

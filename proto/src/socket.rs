@@ -4,11 +4,12 @@
 //! descriptors ride as `SCM_RIGHTS` on the frame's first byte. The socket's directory mode and the peer's uid
 //! authenticate. `docs/agent-socket.md` has a byte-level example that a test replays.
 
-use crate::report::RoundReport;
+use crate::refit::{InFlight, KvCache};
+use crate::report::{RoundReport, VersionReport};
 use serde::{Deserialize, Serialize};
 use weightrefit_core::code::Code;
 use weightrefit_core::dtype::DType;
-use weightrefit_core::id::{Incarnation, Rank};
+use weightrefit_core::id::{Epoch, Incarnation, Rank, RoundId};
 use weightrefit_core::layout::recording::RecordedPiece;
 use weightrefit_core::round::message::{EngineRecord, RoundKey, Version};
 
@@ -47,6 +48,8 @@ pub enum ClientFrame {
     Refit { request: u64, step: i64, timeout_ms: u64 },
     /// Driver: answer with `status`.
     Status { request: u64 },
+    /// Driver: from now on tell with `event` what happens.
+    Events { request: u64 },
 }
 
 /// What a client is.
@@ -114,10 +117,10 @@ pub enum AgentFrame {
     Released { step: i64, outcome: ReleaseKind },
     /// Trainer: the publish of `step` was not taken; its buffer was never offered and is the trainer's.
     PublishRefused { step: i64, code: Code, message: String, hint: String },
-    /// Engine: stop at a step boundary; the agent writes nothing into live tensors.
-    Pause { round: RoundKey, version: Version, writes: Writes },
-    /// Engine: copy staging to the live tensors, empty caches, remember `version` as live.
-    Commit { round: RoundKey, version: Version, copy: Copier },
+    /// Engine: stop at a step boundary, with requests in flight as said; the agent writes nothing into live tensors.
+    Pause { round: RoundKey, version: Version, writes: Writes, in_flight: InFlight },
+    /// Engine: copy staging to the live tensors, empty caches as said, remember `version` as live.
+    Commit { round: RoundKey, version: Version, copy: Copier, kv_cache: KvCache },
     /// Engine: serve `version`, and only if it is exactly what the live tensors hold.
     Resume { round: RoundKey, version: Version },
     /// Engine: the round is off; a quiet engine serves on.
@@ -126,8 +129,43 @@ pub enum AgentFrame {
     Report { request: u64, report: Box<RoundReport> },
     /// Driver: the agent's view.
     Status { request: u64, status: serde_json::Value },
+    /// Driver that has asked for `events`: what happened, in order. Answers do not wait for events.
+    Event { event: DriverEvent },
     /// Something was refused; the connection ends unless `request` is set.
     Error { code: Code, message: String, hint: String, request: Option<u64> },
+}
+
+/// What a driver is told as it happens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
+#[expect(missing_docs, reason = "fields are named by the vocabulary and explained at their variant")]
+pub enum DriverEvent {
+    /// The membership that is in effect: the first event where there is one, and again with each epoch.
+    MembershipChanged { epoch: Epoch, leader: String, replicas: Vec<ReplicaReach> },
+    /// The leader reaches no more all agents of the replica; `member` is the first seat that it does not reach.
+    ReplicaLost { pool: String, replica: String, member: String },
+    /// The leader reaches all agents of the replica, for the first time in its epoch or again.
+    ReplicaFound { pool: String, replica: String },
+    /// All training ranks have published a step, and it became this version.
+    VersionAccepted { version: VersionReport },
+    /// A round on the version begins.
+    RoundOpened { epoch: Epoch, id: RoundId, version: VersionReport },
+    /// A round ended.
+    RoundEnded { report: Box<RoundReport> },
+    /// The driver did not read: so many events, which followed the one before this, are lost.
+    Missed { count: u64 },
+}
+
+/// A replica of a membership, as its leader reaches it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplicaReach {
+    /// Its pool.
+    pub pool: String,
+    /// Its name in the pool.
+    pub replica: String,
+    /// Whether the leader reaches the agents of all its ranks.
+    pub reached: bool,
 }
 
 /// One tensor's place in staging.

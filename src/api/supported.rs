@@ -2,8 +2,8 @@
 //! nobody learns it from an agent.
 
 use crate::api::policy::{
-    CommitMode, Encryption, InFlight, KvCache, OnExceeded, OnReplicaFailure, PublishMode, ServingType,
-    StagingLocation, StrategyType, Transport, Verification,
+    CommitMode, Encryption, KvCache, OnExceeded, OnReplicaFailure, PublishMode, ServingType, StagingLocation,
+    StrategyType, Transport, Verification,
 };
 use crate::api::problem::{FieldPath, Problem};
 use crate::api::refit::WeightRefitSpec;
@@ -36,22 +36,9 @@ pub fn check(spec: &WeightRefitSpec) -> Result<(), (FieldPath, Problem)> {
             "Tensors lie in host memory here: choose `stagingLocation: Auto` or `Host`.",
         ),
         (
-            "commit.inFlight",
-            match commit.in_flight {
-                InFlight::Keep => None,
-                InFlight::Drain => Some("Drain"),
-                InFlight::Abort => Some("Abort"),
-            },
-            "Choose `inFlight: Keep`.",
-        ),
-        (
             "commit.kvCache",
-            match commit.kv_cache {
-                KvCache::Reset => None,
-                KvCache::Keep => Some("Keep"),
-                KvCache::SaltByVersion => Some("SaltByVersion"),
-            },
-            "Choose `kvCache: Reset`.",
+            matches!(commit.kv_cache, KvCache::SaltByVersion).then_some("SaltByVersion"),
+            "Choose `kvCache: Reset` or `Keep`.",
         ),
         (
             "commit.onReplicaFailure",

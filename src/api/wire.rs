@@ -1,6 +1,8 @@
 //! A resolved refit as agents get it: documents in canonical form and policies in the protocol's units.
 
-use crate::api::policy::{Encryption, OnReplicaFailure, Transfer, Transport, Verification};
+use crate::api::policy::{
+    Encryption, InFlight, KvCache, OnReplicaFailure, Transfer, Transport, Verification,
+};
 use crate::api::resolve::{Origin, ResolvedRefit, Side};
 use crate::api::timeouts::Timeouts;
 use weightrefit_core::round::message;
@@ -34,6 +36,16 @@ impl ResolvedRefit {
                 verify: match self.spec.transfer.verification {
                     Verification::Full => true,
                     Verification::Disabled => false,
+                },
+                in_flight: match self.spec.commit.in_flight {
+                    InFlight::Keep => refit::InFlight::Keep,
+                    InFlight::Drain => refit::InFlight::Drain,
+                    InFlight::Abort => refit::InFlight::Abort,
+                },
+                kv_cache: match self.spec.commit.kv_cache {
+                    // Salted entries are refused before; forgotten ones are not found either.
+                    KvCache::Reset | KvCache::SaltByVersion => refit::KvCache::Reset,
+                    KvCache::Keep => refit::KvCache::Keep,
                 },
             },
         }

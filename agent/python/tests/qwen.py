@@ -100,7 +100,7 @@ def save(directory, tensors, **changes):
     save_file({name: tensor.clone().contiguous() for name, tensor in checkpoint(tensors).items()}, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def resource(file, world, tensor_parallel, layout, config=CONFIG):
+def resource(file, world, tensor_parallel, layout, config=CONFIG, commit=None):
     """Writes a resource: FSDP2 in float32 over `world` ranks, one pool of engines."""
     fused = "(?P<p>.*\\.mlp\\.experts)\\.(?P<e>\\d+)\\."
     expert = {"by": "dp_shard", "of": EXPERTS["num_experts"], "kind": "chunk", "stack": True}
@@ -140,6 +140,7 @@ def resource(file, world, tensor_parallel, layout, config=CONFIG):
                 "layout": {"type": "Inline", "inline": fsdp2},
             },
             "inference": {"pools": [pool]},
+            "commit": commit or {},
             "timeouts": {f"{name}Seconds": value for name, value in seconds.items()},
         },
     }

@@ -32,14 +32,14 @@ class Documented(unittest.TestCase):
         listener, calls = Listener(self), []
 
         class Callbacks:
-            def pause(self):
+            def pause(self, in_flight):
                 calls.append("pause")
 
             def apply(self, staging):
                 calls.append(("apply", {name: bytes(content) for name, content in staging.items()}))
 
-            def commit(self, version):
-                calls.append(("commit", version.step))
+            def commit(self, version, kv_cache):
+                calls.append(("commit", version.step, kv_cache))
                 return ["prefix"]
 
             def resume(self, version):
@@ -68,11 +68,11 @@ class Documented(unittest.TestCase):
                 send_frame(peer, text)
         registering.join()
         self.assertEqual(rank.wait_served(7, fleet.PATIENCE).sum, "cfb51b7ff6b542322b3fbe66e3ab5a4d")
-        self.assertEqual(calls, [("apply", {"w": content}), ("commit", 7), ("resume", 7)])
+        self.assertEqual(calls, [("apply", {"w": content}), ("commit", 7, weightrefit.KvCache.RESET), ("resume", 7)])
 
     def test_what_trainers_and_drivers_send_is_what_the_page_shows(self):
         sent, _ = blocks("json")
-        hello, first, second, publish, driver, refit, status = sent
+        hello, first, second, publish, driver, refit, status, events = sent
         listener = Listener(self)
         a, b = weightrefit.Memory(4096), weightrefit.Memory(64)
         placed = [
@@ -99,7 +99,8 @@ class Documented(unittest.TestCase):
         self.assertEqual(read_frame(peer), driver)
         asking._ask_refit(7, 60.0)
         asking._ask({"type": "status"})
-        self.assertEqual([read_frame(peer), read_frame(peer)], [refit, status])
+        asking.events()
+        self.assertEqual([read_frame(peer), read_frame(peer), read_frame(peer)], [refit, status, events])
 
     def test_what_an_agent_says_is_understood(self):
         _, received = blocks("json")
@@ -136,6 +137,31 @@ class Documented(unittest.TestCase):
                 with self.assertRaises(raised) as error:
                     rank.wait_released(fleet.PATIENCE)
                 self.assertEqual((error.exception.code, error.exception.message), (frame["code"], frame["message"]))
+
+    def test_every_event_of_the_page_is_understood(self):
+        _, received = blocks("json")
+        listener = Listener(self)
+        with weightrefit.Refit(socket=listener.path) as asking:
+            peer = listener.accept()
+            self.addCleanup(peer.close)
+            told = asking.events()
+            reach = weightrefit.ReplicaReach
+            want = [
+                weightrefit.MembershipChanged(2, "training/0", (reach("default", "a", True), reach("default", "b", False))),
+                weightrefit.ReplicaFound("default", "b"),
+                weightrefit.VersionAccepted(0, 7),
+                weightrefit.RoundOpened(0, 7, 2, 1),
+                weightrefit.ReplicaLost("default", "b", "inference/default/b/0"),
+            ]
+            lines = [line for line in received if '"type":"event"' in line]
+            send_frame(peer, '{"type":"event","event":{"kind":"ofALaterVersion"}}')
+            for line in lines:
+                send_frame(peer, line)
+            self.assertEqual([told.next(fleet.PATIENCE) for _ in want], want)
+            ended = told.next(fleet.PATIENCE)
+            self.assertEqual((type(ended), ended.report.step, ended.report.left_out[0].replica), (weightrefit.RoundEnded, 7, "b"))
+            self.assertEqual(told.next(fleet.PATIENCE), weightrefit.Missed(12))
+            self.assertEqual(len(lines), len(want) + 2)
 
     def test_a_frame_is_a_length_and_one_object(self):
         self.assertEqual(wire.encode({"type": "ä"}), b"\x0d\x00\x00\x00" + '{"type":"ä"}'.encode())

@@ -25,7 +25,8 @@ PLACE = '{"name":"w","offset":%d,"bytes":%d}'
 def frame(kind, round, step=None):
     """A frame of an agent to an engine."""
     version = "" if step is None else ',"version":{"run":0,"step":%d,"origin":1,"sum":"00"}' % step
-    return '{"type":"%s","round":{"epoch":1,"round":%d}%s}' % (kind, round, version)
+    policy = {"pause": ',"inFlight":"Keep"', "commit": ',"kvCache":"Reset"'}.get(kind, "")
+    return '{"type":"%s","round":{"epoch":1,"round":%d}%s%s}' % (kind, round, version, policy)
 
 
 def descriptors():
@@ -83,6 +84,7 @@ class HostileFrames(unittest.TestCase):
             ('{"type":"error","code":7}', "has no str `code`"),
             ('{"type":"pause"}', "has no dict `round`"),
             ('{"type":"pause","round":{"epoch":"1"}}', "has no int `epoch`"),
+            ('{"type":"pause",%s,"inFlight":"Later"}' % ROUND, "has inFlight `Later`"),
             ('{"type":"commit",%s}' % ROUND, "has no dict `version`"),
             ('{"type":"resume",%s,"version":{}}' % ROUND, "has no int `run`"),
             ('{"type":"staging"}', "has no int `bytes`"),
@@ -245,13 +247,13 @@ class EngineRules(unittest.TestCase):
 
     wrong = False
 
-    def pause(self):
+    def pause(self, in_flight):
         self.calls.append("pause")
 
     def apply(self, staging):
         self.calls.append("apply")
 
-    def commit(self, version):
+    def commit(self, version, kv_cache):
         self.calls.append("commit")
         return []
 

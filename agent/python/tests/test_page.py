@@ -61,10 +61,16 @@ def command(template, block, check="", **values):
     # As a user's program logs: tests quieten the client.
     loud = "\nimport logging; logging.getLogger('weightrefit').handlers.clear()\n"
     path = [str(pathlib.Path(__file__).parent), str(fleet.ROOT / "agent/python")]
-    return [sys.executable, "-c", template.format(path=path, steps=STEPS, **values) + loud + BLOCKS[block] + check]
+    return [sys.executable, "-u", "-c", template.format(path=path, steps=STEPS, **values) + loud + BLOCKS[block] + check]
 
 
 class Page(fleet.FleetTest):
+    def start(self, command, seat):
+        env = dict(os.environ, WEIGHTREFIT_SOCKET=self.fleet.socket_of(seat))
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        return process
+
     def test_its_trainer_engine_and_driver_refit_each_other(self):
         seats = [("trainer", TRAINER, "", f"training/{rank}", {"rank": rank}) for rank in range(TRAINING_RANKS)]
         (replica,) = replica_names(self.fleet)
@@ -72,29 +78,25 @@ class Page(fleet.FleetTest):
             seat = f"inference/default/{replica}/{rank}"
             seats.append(("engine", ENGINE, ENGINE_CHECK, seat, {"rank": rank, "replica": replica}))
         seats.append(("driver", DRIVER, "", "training/0", {}))
+        followed = self.start(command(DRIVER, "events"), "training/0")
+        self.assertEqual(followed.stdout.readline(), "epoch 1 with 1 replicas\n")
         processes = []
         for block, template, check, seat, values in seats:
-            env = dict(os.environ, WEIGHTREFIT_SOCKET=self.fleet.socket_of(seat))
-            process = subprocess.Popen(
-                command(template, block, check, **values),
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            self.addCleanup(process.kill)
-            processes.append(process)
+            processes.append(self.start(command(template, block, check, **values), seat))
         for process, (_, _, _, seat, _) in zip(processes, seats):
             out, error = process.communicate(timeout=fleet.PATIENCE)
             self.assertEqual((process.returncode, error), (0, ""), seat)
-        lines = [line.split()[:2] for line in out.splitlines()]
-        self.assertEqual(lines, [[str(step), "Committed"] for step in range(1, STEPS + 1)])
+        committed = [[str(step), "Committed"] for step in range(1, STEPS + 1)]
+        self.assertEqual([line.split()[:2] for line in out.splitlines()], committed)
+        out, error = followed.communicate(timeout=fleet.PATIENCE)
+        self.assertEqual((followed.returncode, error), (0, ""))
+        self.assertEqual([line.split() for line in out.splitlines()], committed)
 
 
 class WithoutAgent(unittest.TestCase):
     def test_its_blocks_do_nothing_where_there_is_no_socket(self):
         env = {name: value for name, value in os.environ.items() if name != "WEIGHTREFIT_SOCKET"}
-        commands = [command(TRAINER, "trainer", rank=0), command(DRIVER, "driver")]
+        commands = [command(TRAINER, "trainer", rank=0), command(DRIVER, "driver"), command(DRIVER, "events")]
         try:
             import torch  # noqa: F401
 

@@ -3,15 +3,17 @@
 import asyncio
 import pathlib
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import fleet  # noqa: E402
+import yaml  # noqa: E402
 from fleet import together  # noqa: E402
 from tiny import REPLICA_RANKS, TRAINING_RANKS, EngineRank, TrainerRank, replica_names  # noqa: E402
 
 import weightrefit  # noqa: E402
-from weightrefit import EngineState, Outcome  # noqa: E402
+from weightrefit import EngineState, InFlight, KvCache, Outcome  # noqa: E402
 
 # Bytes that one replica needs: every element once in bf16, the norm on both ranks, no padding.
 REPLICA_BYTES = 2 * (2000 * 256 + 4 * 256 * 256 + 2 * 256)
@@ -96,6 +98,26 @@ class Committed(RefitTest):
 
         self.assertEqual(asyncio.run(step()).outcome, "Committed")
         self.assertEqual(rank.calls, ["apply", "commit", "resumed"])
+
+
+class Told(RefitTest):
+    def setUp(self):
+        refit, *others = yaml.safe_load_all((fleet.ROOT / "tests/local/tiny.yaml").read_text())
+        refit["spec"]["commit"] = {"inFlight": "Drain", "kvCache": "Keep"}
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump_all([refit, *others], file)
+            file.flush()
+            self.FILES = (file.name,)
+            super().setUp()
+
+    def test_engines_are_told_what_the_resource_says_of_requests_and_caches(self):
+        for step in (1, 2):
+            self.publish(step)
+            self.refit.sync(step, timeout=fleet.PATIENCE)
+            self.released()
+            self.assert_serves(step)
+        for rank in self.engines:
+            self.assertEqual(rank.told, [KvCache.KEEP, InFlight.DRAIN, KvCache.KEEP])
 
 
 class Restarts(RefitTest):

@@ -107,7 +107,6 @@ class Registered(fleet.FleetTest):
         pod = self.fleet.pod_of(f"inference/default/{name}/0")
         fleet.wait_for("refusal", lambda: "holds `norms.weight`, which is no tensor of the model" in self.fleet.log(pod))
 
-    @unittest.skip("not steady: on a busy machine the step is published before the new agent is a member")
     def test_recordings_outlive_coordinator_and_agents(self):
         first, second = (self.engines(name) for name in replica_names(self.fleet))
         self.register(*self.trainers, *first, *second)
@@ -115,9 +114,15 @@ class Registered(fleet.FleetTest):
         self.fleet.kill("coordinator")
         address = self.fleet.agents[self.fleet.pod_of("training/0")][1]
         self.fleet.coordinate(address)
-        # A new agent is a new member, and its engine tells it again what it holds.
-        self.fleet.restart(self.fleet.pod_of(f"inference/default/{replica_names(self.fleet)[0]}/0"))
-        fleet.wait_for("engines", lambda: all(engine.client._session.registered for engine in first))
+        # A new agent is a new member, and its engines tell it again what they hold.
+        name = replica_names(self.fleet)[0]
+        pod = self.fleet.pod_of(f"inference/default/{name}/0")
+        events = self.refit.events()
+        self.fleet.restart(pod)
+        while events.next(fleet.PATIENCE) != weightrefit.ReplicaFound("default", name):
+            pass
+        with weightrefit.Refit(socket=self.fleet.socket(pod)) as restarted:
+            fleet.wait_for("engines", lambda: all(rank.registered for rank in restarted.status_sync().ranks))
         self.refitted(2, *first, *second)
 
 

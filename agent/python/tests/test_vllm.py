@@ -41,9 +41,8 @@ LOGPROB_NOISE = 0.1
 
 def installed(directory):
     """The package as pip installs it, with the entry point that vLLM looks for."""
-    source = shutil.copytree(HERE.parent, f"{directory}/source", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*command, "--target", f"{directory}/site", source], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([*command, "--target", f"{directory}/site", HERE.parent], check=True, stdin=subprocess.DEVNULL)
     return f"{directory}/site"
 
 
@@ -96,13 +95,13 @@ class Process:
 class Bed:
     """A training world, agents, and engines."""
 
-    def __init__(self, layout, replicas=1, tensor_parallel=2, world=3, config="CONFIG"):
+    def __init__(self, layout, replicas=1, tensor_parallel=2, world=3, config="CONFIG", commit=None):
         self.world, self.config = world, config
         self.directory = tempfile.mkdtemp(prefix="weightrefit-")
         self.tensor_parallel = tensor_parallel
         self.site = installed(self.directory)
         self._processes = []
-        file = qwen.resource(f"{self.directory}/refit.yaml", world, tensor_parallel, layout, config=getattr(qwen, config))
+        file = qwen.resource(f"{self.directory}/refit.yaml", world, tensor_parallel, layout, getattr(qwen, config), commit)
         self.fleet = fleet.Fleet(file, replicas=replicas)
         # The engines start on weights that no version has.
         self.first = f"{self.directory}/first"
@@ -369,9 +368,9 @@ class Refitted(BedTest):
         self.assert_same_words([(want, [])], [(bed.fresh(11, [prompt], 5)[0][0][0], [])])
 
     def test_requests_in_flight_end_with_the_old_weights_under_drain(self):
-        bed = self.bed({"type": "Registered"}, tensor_parallel=1)
+        bed = self.bed({"type": "Registered"}, tensor_parallel=1, commit={"inFlight": "Drain"})
         bed.train()
-        engine = bed.replica(bed.replicas[0], in_flight="Drain")
+        engine = bed.replica(bed.replicas[0])
         self.started(bed, engine)
         self.refitted(bed, 1)
         ((old, _),) = engine.do("generate", prompts=[PROMPTS[0]], tokens=200)

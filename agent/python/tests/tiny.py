@@ -81,7 +81,7 @@ class EngineRank:
         pieces = pieces or {}
         self.live = {name: np.full(part.shape, 0x7FC0, np.uint16) for name, part in inference_part(full(0), rank).items()}
         tensors = [weightrefit.Tensor(name, "bf16", part.shape, pieces.get(name)) for name, part in self.live.items()]
-        self.rank, self.calls, self.wrong = rank, [], {}
+        self.rank, self.calls, self.told, self.wrong = rank, [], [], {}
         socket = of.socket_of(f"inference/default/{replica}/{rank}")
         self.client = weightrefit.Engine("default", replica, rank, tensors, self, socket=socket, **options)
 
@@ -93,7 +93,8 @@ class EngineRank:
         want = inference_part(full(step), self.rank)
         return sum(int(np.count_nonzero(self.live[name] != want[name])) for name in want)
 
-    def pause(self):
+    def pause(self, in_flight):
+        self.told.append(in_flight)
         self._called("pause")
 
     def apply(self, staging):
@@ -101,7 +102,8 @@ class EngineRank:
         for name, content in staging.items():
             self.live[name][...] = np.frombuffer(content, np.uint16).reshape(self.live[name].shape)
 
-    def commit(self, version):
+    def commit(self, version, kv_cache):
+        self.told.append(kv_cache)
         self._called("commit")
         return ["prefix"]
 

@@ -67,7 +67,7 @@ class Engine:
 
     async def start(self):
         if agent := self.settings.get("agent"):
-            options = {name: self.settings[name] for name in ("in_flight", "kv_cache", "checkpoint", "cast") if name in self.settings}
+            options = {name: self.settings[name] for name in ("checkpoint", "cast") if name in self.settings}
             self.controller = weightrefit.vllm.Controller(self.engine, replica=self.settings["replica"], socket=agent, **options)
             await self.controller.start(timeout=None)
             return {"explained": self.controller.explained}

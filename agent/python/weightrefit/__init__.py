@@ -25,8 +25,20 @@ from .errors import (
     Refused,
     WeightrefitError,
 )
+from .events import (
+    Event,
+    Events,
+    MembershipChanged,
+    Missed,
+    ReplicaFound,
+    ReplicaLost,
+    ReplicaReach,
+    RoundEnded,
+    RoundOpened,
+    VersionAccepted,
+)
 from .memory import Memory, Placed, Staging, place
-from .record import EngineState, Version
+from .record import EngineState, InFlight, KvCache, Version
 from .report import RankStatus, ReplicaReport, Report, Status
 from .tensor import Tensor
 from .trainer import Outcome, Trainer
@@ -38,7 +50,13 @@ __all__ = [
     "Engine",
     "EngineCallbacks",
     "EngineState",
+    "Event",
+    "Events",
+    "InFlight",
+    "KvCache",
+    "MembershipChanged",
     "Memory",
+    "Missed",
     "Misuse",
     "Outcome",
     "Placed",
@@ -48,13 +66,19 @@ __all__ = [
     "Refit",
     "RefitFailed",
     "Refused",
+    "ReplicaFound",
+    "ReplicaLost",
+    "ReplicaReach",
     "ReplicaReport",
     "Report",
+    "RoundEnded",
+    "RoundOpened",
     "Staging",
     "Status",
     "Tensor",
     "Trainer",
     "Version",
+    "VersionAccepted",
     "WeightrefitError",
     "place",
 ]

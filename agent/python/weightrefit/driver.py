@@ -7,8 +7,10 @@ import re
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
+from weakref import WeakSet
 
 from .errors import DeadlineExceeded, Misuse, RefitFailed, Refused, WeightrefitError
+from .events import Event, Events, MembershipChanged, Missed, ReplicaFound, ReplicaLost, read
 from .report import Report, Status
 from .session import ABSENCE_SECONDS, Connected, Session, draw_instance
 from .wire import Frame, field
@@ -36,6 +38,11 @@ class Refit(Connected):
         super().__init__(socket)
         self._requests: dict[int, tuple[Frame, Future[Any]]] = {}
         self._last = 0
+        # Under the session's lock: loops that follow events, the request that asked for them, and the membership as the
+        # events have told it, with which a further loop begins.
+        self._followers: WeakSet[Events] = WeakSet()
+        self._following: int | None = None
+        self._membership: MembershipChanged | None = None
         if self._path is not None:
             self._session = Session(
                 self._path,
@@ -46,6 +53,7 @@ class Refit(Connected):
                 role=lambda: {"kind": "driver"},
                 heard=self._heard,
                 joined=self._joined,
+                lost=self._lost,
                 failed=self._fail_all,
             )
             self._session.start()
@@ -115,6 +123,33 @@ class Refit(Connected):
             future.cancel()
             raise DeadlineExceeded("PeerLost", f"the agent did not say how it stands within {timeout:g} s") from error
 
+    def events(self) -> Events:
+        """What happens from now on, first the membership that is in effect::
+
+            for event in refit.events():        # or `async for`
+                if isinstance(event, RoundEnded):
+                    print(event.report.outcome)
+
+        Each call gives a sequence of its own. Who is too slow for it is told `Missed`. Without an agent it is empty.
+        """
+        session = self._session
+        events = Events(session)
+        if session is None:
+            return events
+        with session.changed:
+            if self._membership is not None:
+                events.put(self._membership)
+            self._followers.add(events)
+            if self._following is None:
+                self._last += 1
+                self._following = self._last
+                self._follow(session)
+        return events
+
+    def _follow(self, session: Session) -> None:
+        # Where it cannot be sent, the next connection asks.
+        session.send({"type": "events", "request": self._following})
+
     def _ask_refit(self, step: int, timeout: float) -> Future[Report]:
         return self._ask({"type": "refit", "step": operator.index(step), "timeoutMs": max(int(timeout * 1000), 1)})
 
@@ -146,19 +181,35 @@ class Refit(Connected):
         assert self._session is not None
         for frame, _ in self._requests.values():
             self._session.send(frame)
+        if self._following is not None:
+            self._follow(self._session)
+
+    def _lost(self) -> None:
+        assert self._session is not None
+        if self._session.end is None:
+            self._tell(Missed(None))
 
     def _fail_all(self, error: WeightrefitError) -> None:
         assert self._session is not None
         with self._session.changed:
             requests = list(self._requests)
+            for events in self._followers:
+                events.wake()
         for request in requests:
             _settle(self._take(request), error)
 
     def _heard(self, frame: Frame, fds: list[int]) -> None:
         kind = frame["type"]
+        if kind == "event":
+            self._tell(read(frame))
+            return
         if kind not in ("report", "status", "error"):
             return
-        future = self._take(field(frame, "request", int))
+        request = field(frame, "request", int)
+        if kind == "error" and request == self._following:
+            self._refuse_events(Refused(field(frame, "code", str), field(frame, "message", str), remedy=frame.get("hint")))
+            return
+        future = self._take(request)
         if kind == "report":
             _settle(future, Report.read(field(frame, "report", dict)))
         elif kind == "status":
@@ -169,6 +220,38 @@ class Refit(Connected):
                 _settle(future, DeadlineExceeded(code, message, remedy=frame.get("hint")))
             else:
                 _settle(future, Refused(code, message, remedy=frame.get("hint")))
+
+    def _tell(self, event: Event | None) -> None:
+        assert self._session is not None
+        if event is None:
+            return
+        with self._session.changed:
+            self._membership = _after(self._membership, event)
+            for events in self._followers:
+                events.put(event)
+
+    def _refuse_events(self, refusal: Refused) -> None:
+        assert self._session is not None
+        with self._session.changed:
+            self._following = None
+            for events in self._followers:
+                events.refuse(refusal)
+            self._followers.clear()
+
+
+def _after(membership: MembershipChanged | None, event: Event) -> MembershipChanged | None:
+    """The membership as it is after an event."""
+    if isinstance(event, MembershipChanged):
+        return event
+    if isinstance(event, Missed):
+        return None  # what was missed may be what changed it
+    if membership is None or not isinstance(event, (ReplicaLost, ReplicaFound)):
+        return membership
+    changed = [
+        reach._replace(reached=isinstance(event, ReplicaFound)) if (reach.pool, reach.replica) == (event.pool, event.replica) else reach
+        for reach in membership.replicas
+    ]
+    return membership._replace(replicas=tuple(changed))
 
 
 def _settle(future: Future[Any] | None, answer: Any) -> None:

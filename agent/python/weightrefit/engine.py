@@ -12,18 +12,17 @@ The rules are those of docs/protocol.md, section 7, as `core::round::engine` has
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import Misuse
 from .memory import Staging
-from .record import EngineState, Record, Round, Version
+from .record import EngineState, InFlight, KvCache, Record, Round, Version
 from .session import ABSENCE_SECONDS, Connected, Session, draw_instance
 from .tensor import Tensor
 from .trainer import PAGE_TENSORS
-from .wire import Frame
+from .wire import Frame, choice
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,15 +38,17 @@ class EngineCallbacks(Protocol):
     nothing is raised into the engine.
     """
 
-    def pause(self) -> Any:
-        """Stops at a step boundary and returns when the rank runs no step. Raising means that it still serves."""
+    def pause(self, in_flight: InFlight) -> Any:
+        """Stops at a step boundary, does with requests as said, and returns when the rank runs no step. Raising means
+        that it still serves."""
 
     def apply(self, staging: Staging) -> Any:
         """Copies all of `staging` to the live tensors, pads zeroed, and recomputes what derives from them. Raising
         leaves the rank dirty: it does not serve until a later version was applied whole."""
 
-    def commit(self, version: Version) -> Any:
-        """Empties the caches that `version` makes stale, and returns their names (`["prefix"]`)."""
+    def commit(self, version: Version, kv_cache: KvCache) -> Any:
+        """Empties the caches that `version` makes stale, and returns their names (`["prefix"]`). Keys and values are
+        among them as said."""
 
     def resume(self, version: Version) -> Any:
         """Serves `version`, which the live tensors hold."""
@@ -168,9 +169,9 @@ class Engine(Connected):
         if kind == "staging":
             self._staging = Staging(frame, fds, self._tensors)
         elif kind == "pause":
-            self._pause(Round.read(frame))
+            self._pause(Round.read(frame), choice(frame, "inFlight", InFlight))
         elif kind == "commit":
-            self._commit(Round.read(frame), Version.read(frame))
+            self._commit(Round.read(frame), Version.read(frame), choice(frame, "kvCache", KvCache))
         elif kind == "resume":
             self._resume(Round.read(frame), Version.read(frame))
         elif kind == "abort":
@@ -181,18 +182,18 @@ class Engine(Connected):
         self._staging = None
         self._serve_if_quiet()
 
-    def _pause(self, round: Round) -> None:
+    def _pause(self, round: Round, in_flight: InFlight) -> None:
         record = self._record
         if round < record.round:
             return self._fail(round, f"StaleEpoch: a round {record.round} has paused this rank")  # E5
         record.round = round
         if record.state is EngineState.SERVING:
-            if (error := self._do(self._callbacks.pause)) is not None:
+            if (error := self._do(lambda: self._callbacks.pause(in_flight))) is not None:
                 return self._fail(round, f"PauseTimeout: {error}")
             self._become(EngineState.QUIET)
         self._answer("paused", round)
 
-    def _commit(self, round: Round, version: Version) -> None:
+    def _commit(self, round: Round, version: Version, kv_cache: KvCache) -> None:
         record, staging = self._record, self._staging
         clean = record.state in (EngineState.QUIET, EngineState.APPLIED)
         if round < record.round:
@@ -211,7 +212,7 @@ class Engine(Connected):
             return self._callbacks.apply(staging)
 
         def empty() -> Any:
-            return self._callbacks.commit(version)
+            return self._callbacks.commit(version, kv_cache)
 
         error = self._do(take) or self._do(empty, caches.extend)
         if error is not None:
@@ -253,7 +254,7 @@ class Engine(Connected):
         """Runs a callback to its end; what it raises is an answer."""
         try:
             result = callback()
-            if inspect.isawaitable(result):
+            if isinstance(result, Awaitable):
                 result = self._await(result)
             if take is not None:
                 take([str(name) for name in result or ()])

@@ -6,7 +6,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .errors import Misuse, ProtocolError
 from .tensor import Tensor
@@ -44,8 +44,13 @@ class Memory:
             os.close(self.fd)
 
 
-@dataclass(frozen=True)
-class Placed:
+class _At(NamedTuple):
+    tensor: Tensor
+    memory: Memory
+    offset: int
+
+
+class Placed(_At):
     """A tensor and where it lies.
 
     Attributes:
@@ -54,15 +59,14 @@ class Placed:
         offset: its first byte there; any is allowed, `place` aligns to 64.
     """
 
-    tensor: Tensor
-    memory: Memory
-    offset: int
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        end = self.offset + self.tensor.nbytes
-        if self.offset < 0 or end > self.memory.nbytes:
-            where = f"bytes {self.offset} to {end} of a memory of {self.memory.nbytes}"
-            raise Misuse("RegistrationMismatch", f"tensor `{self.tensor.name}` would lie at {where}")
+    def __new__(cls, tensor: Tensor, memory: Memory, offset: int) -> Placed:
+        end = offset + tensor.nbytes
+        if offset < 0 or end > memory.nbytes:
+            where = f"bytes {offset} to {end} of a memory of {memory.nbytes}"
+            raise Misuse("RegistrationMismatch", f"tensor `{tensor.name}` would lie at {where}")
+        return super().__new__(cls, tensor, memory, offset)
 
     @property
     def buffer(self) -> memoryview:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from .wire import Frame, field
 
 
-@dataclass(frozen=True)
-class Version:
+class Version(NamedTuple):
     """Which weights. `run` and `step` are for people; `origin` and `sum` make it unique.
 
     Attributes:
@@ -36,8 +34,7 @@ class Version:
         return (self.run, self.step, self.origin) < (other.run, other.step, other.origin)
 
 
-@dataclass(frozen=True, order=True)
-class Round:
+class Round(NamedTuple):
     """Key of a round; later ones are larger."""
 
     epoch: int = 0
@@ -69,14 +66,34 @@ class EngineState(Enum):
     """Live tensors may be half written."""
 
 
-@dataclass
+class InFlight(Enum):
+    """What becomes of requests that run when a rank pauses, as `commit.inFlight` of the resource says."""
+
+    KEEP = "Keep"
+    """They stop, and go on with the new weights."""
+    DRAIN = "Drain"
+    """They end first."""
+    ABORT = "Abort"
+    """They are aborted."""
+
+
+class KvCache(Enum):
+    """What becomes of keys and values that older weights made, as `commit.kvCache` of the resource says."""
+
+    RESET = "Reset"
+    """They are forgotten, those of kept requests too."""
+    KEEP = "Keep"
+    """They are used on."""
+
+
 class Record:
     """The record of one rank."""
 
-    instance: str
-    live: Version | None = None
-    state: EngineState = EngineState.COLD
-    round: Round = Round()
+    def __init__(self, instance: str):
+        self.instance = instance
+        self.live: Version | None = None
+        self.state = EngineState.COLD
+        self.round = Round()
 
     def json(self) -> dict[str, Any]:
         """As on the wire."""

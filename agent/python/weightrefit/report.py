@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field as default
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from .wire import field
 
 
-@dataclass(frozen=True)
-class ReplicaReport:
+class ReplicaReport(NamedTuple):
     """A replica's part of a round.
 
     Attributes:
@@ -34,8 +33,7 @@ class ReplicaReport:
         return self.outcome == "Committed" and self.reason is None
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """How a step ended, as far as it will.
 
     Attributes:
@@ -59,7 +57,7 @@ class Report:
     outcome: str
     reason: str | None = None
     member: str | None = None
-    phase_milliseconds: Mapping[str, int] = default(default_factory=dict)
+    phase_milliseconds: Mapping[str, int] = MappingProxyType({})
     bytes_sent: int = 0
     bytes_received: int = 0
     bytes_skipped: int = 0
@@ -101,8 +99,7 @@ def _replica(value: Any) -> ReplicaReport:
     return ReplicaReport(pool, replica, outcome, value.get("reason"), value.get("member"))
 
 
-@dataclass(frozen=True)
-class RankStatus:
+class RankStatus(NamedTuple):
     """One rank that the agent hosts.
 
     Attributes:
@@ -120,8 +117,7 @@ class RankStatus:
     published_step: int | None
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """How an agent stands.
 
     Attributes:

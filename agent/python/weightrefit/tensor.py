@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import Misuse
 
@@ -28,8 +27,14 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class Tensor:
+class _Described(NamedTuple):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...] | None
+
+
+class Tensor(_Described):
     """One local tensor of a rank: row-major and contiguous.
 
     Attributes:
@@ -39,17 +44,14 @@ class Tensor:
         pieces: what of the checkpoint lies where in it, where that was recorded; `None` where the layout says it.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: tuple[Piece, ...] | None = None
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            known = ", ".join(DTYPES)
-            raise Misuse("DtypeMismatch", f"tensor `{self.name}` has dtype `{self.dtype}`, which is none of {known}")
-        if any(extent < 0 for extent in self.shape):
-            raise Misuse("RegistrationMismatch", f"tensor `{self.name}` has shape {list(self.shape)}")
+    def __new__(cls, name: str, dtype: str, shape: tuple[int, ...], pieces: tuple[Piece, ...] | None = None) -> Tensor:
+        if dtype not in DTYPES:
+            raise Misuse("DtypeMismatch", f"tensor `{name}` has dtype `{dtype}`, which is none of {', '.join(DTYPES)}")
+        if any(extent < 0 for extent in shape):
+            raise Misuse("RegistrationMismatch", f"tensor `{name}` has shape {list(shape)}")
+        return super().__new__(cls, name, dtype, shape, pieces)
 
     @property
     def nbytes(self) -> int:

@@ -9,7 +9,7 @@
 //!   go (EOF promise).
 
 use crate::limits;
-use crate::session::{ClientEvent, ClientId, Outbox, Registration};
+use crate::session::{ClientEvent, ClientId, Events, Outbox, Registration, Stuck};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -152,6 +152,13 @@ impl Clients {
     pub(super) fn answer(&self, client: ClientId, frame: AgentFrame) {
         if let Some(client) = self.clients.get(&client) {
             send(client, frame, Vec::new());
+        }
+    }
+
+    /// From now on the driver is sent these events.
+    pub(super) fn follow(&self, client: ClientId, events: Events) {
+        if let Some(client) = self.clients.get(&client) {
+            queue(client, |outbox| outbox.follow(events));
         }
     }
 
@@ -327,8 +334,12 @@ impl Clients {
 }
 
 fn send(client: &Client, frame: AgentFrame, fds: Vec<OwnedFd>) {
+    queue(client, |outbox| outbox.send(frame, fds));
+}
+
+fn queue(client: &Client, add: impl FnOnce(&Outbox) -> Result<(), Stuck>) {
     let Some(outbox) = &client.outbox else { return };
-    if outbox.send(frame, fds).is_err() {
+    if add(outbox).is_err() {
         tracing::warn!(instance = %client.instance, "client does not read its frames");
         outbox.end();
     }

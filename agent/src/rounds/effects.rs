@@ -37,11 +37,13 @@ impl RoundDriver {
             }
             Effect::Pause { slot, round, version } => {
                 self.observer.pausing(slot);
-                self.tell(slot, AgentFrame::Pause { round, version, writes: Writes::None });
+                let in_flight = self.plan.as_ref().map(|plan| plan.in_flight).unwrap_or_default();
+                self.tell(slot, AgentFrame::Pause { round, version, writes: Writes::None, in_flight });
             }
             Effect::Commit { slot, round, version } => {
                 self.show_staging(slot);
-                self.tell(slot, AgentFrame::Commit { round, version, copy: Copier::Client });
+                let kv_cache = self.plan.as_ref().map(|plan| plan.kv_cache).unwrap_or_default();
+                self.tell(slot, AgentFrame::Commit { round, version, copy: Copier::Client, kv_cache });
             }
             Effect::Resume { slot, round, version } => {
                 self.tell(slot, AgentFrame::Resume { round, version });
@@ -142,6 +144,7 @@ impl RoundDriver {
         self.data.configure(Arc::clone(&plan));
         self.peers.follow(&plan.membership);
         self.observer.configured(&plan);
+        self.observer.events.enter(&plan.membership, |key| self.peers.reaches(key));
         for (slot, now) in (0..).map(Slot).zip(&plan.slots) {
             let old = before.as_ref().and_then(|before| before.slots.get(slot.0 as usize));
             if !self.clients.is_admitted(slot) {
@@ -168,6 +171,16 @@ impl RoundDriver {
             ClientFrame::Status { request } => {
                 let status = self.observer.status(self.plan.as_deref(), &self.data);
                 self.clients.answer(client, AgentFrame::Status { request, status });
+            }
+            ClientFrame::Events { request } => {
+                if let Some(answer) = self.not_leading(client, request) {
+                    return self.answer(vec![answer]);
+                }
+                let (first, events) = self.observer.events.follow();
+                if let Some(event) = first {
+                    self.clients.answer(client, AgentFrame::Event { event });
+                }
+                self.clients.follow(client, events);
             }
             // The session lets no driver send anything else.
             _ => {}

@@ -1,6 +1,7 @@
 //! What others see of this agent: metrics, probes, the state for the coordinator, answers for drivers.
 
 use super::data::Data;
+use super::events::Events;
 use super::report::phase_seconds;
 use super::waiters::{Answer, Waiters};
 use crate::metrics::{Metrics, NCCL, TCP};
@@ -17,7 +18,8 @@ use weightrefit_core::membership::{Seat, VersionFloor};
 use weightrefit_core::round::io::{Event, Input, Phase, RoundSummary, Slot};
 use weightrefit_core::round::message::{EngineRecord, EngineState, RoundKey, Version};
 use weightrefit_core::round::node::Node;
-use weightrefit_proto::report::{RoundOutcome, RoundReport};
+use weightrefit_proto::report::{RoundOutcome, RoundReport, VersionReport};
+use weightrefit_proto::socket::DriverEvent;
 use weightrefit_proto::v1;
 
 /// One rank as others see it.
@@ -44,6 +46,7 @@ struct Lag {
 pub(super) struct Observer {
     pub(super) metrics: Metrics,
     pub(super) waiters: Waiters,
+    pub(super) events: Events,
     health: Arc<Health>,
     state: watch::Sender<v1::State>,
     views: Vec<View>,
@@ -74,6 +77,7 @@ impl Observer {
         Self {
             metrics,
             waiters: Waiters::default(),
+            events: Events::default(),
             health,
             state,
             views: seats.into_iter().map(view).collect(),
@@ -188,6 +192,7 @@ impl Observer {
             }
         }
         self.last_round = Some(report.clone());
+        self.events.tell(DriverEvent::RoundEnded { report: Box::new(report.clone()) });
         self.waiters.ended(report)
     }
 
@@ -200,6 +205,7 @@ impl Observer {
             Event::Accepted { version } => {
                 self.version_seen = self.version_seen.max(Some(floor(&version)));
                 self.lag.accepted = Some((version, Instant::now()));
+                self.events.tell(DriverEvent::VersionAccepted { version: told(&version) });
                 tracing::info!(run = version.run, step = version.step, "publication accepted");
             }
             Event::Record { slot, record, staging: _ } => {
@@ -237,6 +243,8 @@ impl Observer {
         tracing::debug!(epoch = round.epoch.0, round = round.round.0, phase = name, "phase");
         if let (Phase::Prepare, Some((version, _))) = (phase, self.lag.accepted) {
             self.waiters.opened(version.step);
+            let RoundKey { epoch, round: id } = round;
+            self.events.tell(DriverEvent::RoundOpened { epoch, id, version: told(&version) });
         }
     }
 
@@ -351,6 +359,10 @@ const fn label(carrier: Option<&Carried>) -> &'static [&'static str] {
 
 fn floor(version: &Version) -> VersionFloor {
     VersionFloor { run: version.run, step: version.step }
+}
+
+fn told(version: &Version) -> VersionReport {
+    VersionReport { run: version.run, step: version.step }
 }
 
 fn name(version: Version) -> v1::VersionName {

@@ -1,10 +1,12 @@
 //! One connection of the agent socket: hello, pages and frames in order; what is no frame of its role ends it.
 
+use super::following::{Events, Following};
 use super::frame::{self, WireError};
 use super::registration::{Pages, Registration, RegistrationError};
 use crate::limits;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Notify, mpsc};
@@ -59,8 +61,13 @@ pub enum ClientEvent {
     },
 }
 
-/// A frame and the descriptors that ride on it.
-type Outgoing = (AgentFrame, Vec<OwnedFd>);
+#[derive(Debug)]
+enum Outgoing {
+    /// A frame and the descriptors that ride on it.
+    Frame(AgentFrame, Vec<OwnedFd>),
+    /// From now on these too, where nothing else waits.
+    Events(Events),
+}
 
 /// Frames on their way to one client. While a clone of it lives, the socket stays open.
 #[derive(Debug, Clone)]
@@ -77,7 +84,12 @@ pub struct Stuck;
 impl Outbox {
     /// Queues a frame; never waits.
     pub fn send(&self, frame: AgentFrame, fds: Vec<OwnedFd>) -> Result<(), Stuck> {
-        self.frames.try_send((frame, fds)).map_err(|_| Stuck)
+        self.frames.try_send(Outgoing::Frame(frame, fds)).map_err(|_| Stuck)
+    }
+
+    /// From now on the client is sent these events too, between its frames.
+    pub fn follow(&self, events: Events) -> Result<(), Stuck> {
+        self.frames.try_send(Outgoing::Events(events)).map_err(|_| Stuck)
     }
 
     /// Stops listening to the client; `Gone` follows, and the end of the stream after the last clone is dropped.
@@ -245,6 +257,7 @@ impl Kind {
             ClientFrame::Failed { .. } => ("failed", self == Self::Engine),
             ClientFrame::Refit { .. } => ("refit", self == Self::Driver),
             ClientFrame::Status { .. } => ("status", self == Self::Driver),
+            ClientFrame::Events { .. } => ("events", self == Self::Driver),
         };
         let role = match self {
             Self::Trainer => "trainer",
@@ -256,8 +269,27 @@ impl Kind {
 }
 
 async fn write_all(mut write: OwnedWriteHalf, mut queue: mpsc::Receiver<Outgoing>) {
-    while let Some((frame, fds)) = queue.recv().await {
-        let done = timeout(limits::FRAME_WRITE_TIMEOUT, frame::write(&mut write, &frame, &fds)).await;
+    let mut following = Following::default();
+    loop {
+        let done = tokio::select! {
+            biased;
+            outgoing = queue.recv() => match outgoing {
+                Some(Outgoing::Frame(frame, fds)) => {
+                    timeout(limits::FRAME_WRITE_TIMEOUT, frame::write(&mut write, &frame, &fds)).await
+                }
+                Some(Outgoing::Events(events)) => {
+                    following.begin(events);
+                    continue;
+                }
+                None => return,
+            },
+            begun = following.next(&write) => match begun {
+                Ok(rest) => timeout(limits::FRAME_WRITE_TIMEOUT, write.write_all(&rest))
+                    .await
+                    .map(|done| done.map_err(WireError::from)),
+                Err(error) => Ok(Err(error)),
+            },
+        };
         match done {
             Ok(Ok(())) => {}
             // The socket is of no use any more; waiting for the outboxes keeps the promise of EOF.

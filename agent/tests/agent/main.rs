@@ -1,6 +1,7 @@
 //! Tests of the agent as a process: real sockets, real clients, a coordinator in the test.
 
 mod bad_input;
+mod following;
 mod reference;
 mod refit;
 mod socket_document;

@@ -19,7 +19,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from ..engine import Engine
 from ..errors import Misuse, WeightrefitError
 from ..memory import Staging
-from ..record import Version
+from ..record import InFlight, KvCache, Version
 from .channel import RankChannel
 from .checkpoint import tensors
 from .live import LiveModel
@@ -138,8 +138,8 @@ class _Rank:
             # The rank stays dirty and serves nothing either way.
             logger.exception("modules that were not applied could not be put back")
 
-    def pause(self) -> None:
-        self._channel.ask("pause")
+    def pause(self, in_flight: InFlight) -> None:
+        self._channel.ask("pause", in_flight=in_flight.value)
 
     def apply(self, staging: Staging) -> None:
         with self._lock:
@@ -148,8 +148,8 @@ class _Rank:
         if self._failed is not None:
             raise self._failed
 
-    def commit(self, version: Version) -> list[str]:
-        return self._channel.ask("commit", run=version.run, step=version.step)["caches"]
+    def commit(self, version: Version, kv_cache: KvCache) -> list[str]:
+        return self._channel.ask("commit", run=version.run, step=version.step, kv_cache=kv_cache.value)["caches"]
 
     def resume(self, version: Version) -> None:
         self._channel.ask("resume", run=version.run, step=version.step)

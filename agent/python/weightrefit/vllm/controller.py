@@ -21,13 +21,14 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import Misuse, Refused
+from ..record import InFlight, KvCache
 from ..session import socket_path
-from ..wire import FRAME_BYTES_MAX, Frame, decode, encode
+from ..wire import FRAME_BYTES_MAX, Frame, choice, decode, encode
 
 logger = logging.getLogger("weightrefit")
 
 # The refit's word for what becomes of requests in flight -> vLLM's.
-_PAUSES = {"Keep": "keep", "Drain": "wait", "Abort": "abort"}
+_PAUSES = {InFlight.KEEP: "keep", InFlight.DRAIN: "wait", InFlight.ABORT: "abort"}
 
 
 @dataclass
@@ -55,8 +56,6 @@ class Controller:
         pool: str = "default",
         replica: str = "0",
         socket: str | None = None,
-        in_flight: str = "Keep",
-        kv_cache: str = "Reset",
         checkpoint: str | None = None,
         cast: bool = False,
     ):
@@ -67,23 +66,16 @@ class Controller:
             pool: of the refit.
             replica: name of this engine in the pool.
             socket: the agent's; by default that of `WEIGHTREFIT_SOCKET`.
-            in_flight: what a pause does to running requests: `Keep` freezes them, and they go on with the new weights;
-                `Drain` lets them end first; `Abort` ends them. As `commit.inFlight` of the resource.
-            kv_cache: `Reset` forgets the old weights' keys and values, those of kept requests too; `Keep` does not. As
-                `commit.kvCache` of the resource.
             checkpoint: directory whose safetensors files say which tensors the model has; by default the model's own.
             cast: let an engine hold a float32 checkpoint in its own, smaller dtype.
         """
-        if in_flight not in _PAUSES or kv_cache not in ("Reset", "Keep"):
-            raise Misuse("Unsupported", f"in_flight={in_flight!r} with kv_cache={kv_cache!r}")
         self._engine, self._pool, self._replica = engine, pool, replica
         self._agent = socket_path(socket)
-        self._mode, self._reset = _PAUSES[in_flight], kv_cache == "Reset"
         self._checkpoint, self._cast = checkpoint, cast
         self._seats: dict[int, _Seat] = {}
         self._present = asyncio.Condition()
         self._turn = asyncio.Lock()
-        self._paused = False
+        self._paused = self._stale = False
         self._server: asyncio.Server | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self.explained: dict[str, str] = {}
@@ -109,7 +101,7 @@ class Controller:
         self._directory = tempfile.TemporaryDirectory(prefix="weightrefit-")
         path = os.path.join(self._directory.name, "controller.sock")
         self._server = await asyncio.start_unix_server(self._serve, path, limit=FRAME_BYTES_MAX)
-        await self._pause()
+        await self._pause(InFlight.KEEP)
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         info = {
@@ -207,7 +199,7 @@ class Controller:
     async def _pause_rank(self, rank: int, seat: _Seat, frame: Frame) -> Frame:
         seat.serves = False
         self._fail_waiting(f"rank {rank} has to pause")
-        await self._pause()
+        await self._pause(choice(frame, "in_flight", InFlight))
         return {"type": "done"}
 
     async def _apply_rank(self, rank: int, seat: _Seat, frame: Frame) -> Frame:
@@ -220,8 +212,13 @@ class Controller:
         return {"type": "done"}
 
     async def _commit_rank(self, rank: int, seat: _Seat, frame: Frame) -> Frame:
+        reset = choice(frame, "kv_cache", KvCache) is KvCache.RESET
+        async with self._turn:
+            if self._stale and reset:
+                await self._reset_caches()
+            self._stale = False
         self.version = f"{frame['run']}.{frame['step']}"
-        return {"type": "done", "caches": ["prefix", "multimodal", "encoder"] if self._reset else []}
+        return {"type": "done", "caches": ["prefix", "multimodal", "encoder"] if reset else []}
 
     async def _resume_rank(self, rank: int, seat: _Seat, frame: Frame) -> Frame:
         seat.serves = True
@@ -233,14 +230,14 @@ class Controller:
                 self._paused = False
         return {"type": "done"}
 
-    async def _pause(self) -> None:
+    async def _pause(self, in_flight: InFlight) -> None:
         async with self._turn:
             if not self._paused:
-                await self._engine.pause_generation(mode=self._mode, clear_cache=False)
+                await self._engine.pause_generation(mode=_PAUSES[in_flight], clear_cache=False)
                 self._paused = True
 
     async def _apply(self) -> None:
-        """In every worker, and then the caches are emptied, those of kept requests too."""
+        """In every worker."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         error: Exception | None = None
@@ -249,8 +246,7 @@ class Controller:
                 await self._engine.start_weight_update()
                 await self._engine.update_weights(WeightTransferUpdateRequest(update_info={}))
                 await self._engine.finish_weight_update()
-                if self._reset:
-                    await self._reset_caches()
+                self._stale = True
         except Exception as raised:
             logger.exception("vLLM could not apply the staged weights")
             error = raised

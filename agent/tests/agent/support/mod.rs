@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use weightrefit_core::dtype::DType;
 use weightrefit_core::id::Sha256;
 use weightrefit_core::round::message::Timeouts;
-use weightrefit_proto::refit::{Fabric, OnReplicaFailure, Policy, Pool, Refit, Tensor};
+use weightrefit_proto::refit::{Fabric, InFlight, KvCache, OnReplicaFailure, Policy, Pool, Refit, Tensor};
 
 /// Longest wait for something that happens in milliseconds; reached only by a test that fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -48,6 +48,8 @@ pub(crate) fn tiny_refit() -> Refit {
             encrypt_bytes: true,
             fabric: Fabric::Never,
             verify: true,
+            in_flight: InFlight::default(),
+            kv_cache: KvCache::default(),
         },
     }
 }
