@@ -62,6 +62,8 @@ fn a_driver_hears_of_memberships_rounds_and_replicas_as_they_come_and_go() {
         member: "inference/default/a/0".into(),
     };
     assert_eq!(next(&mut driver), lost);
+    // So that the next membership waits for the new agent.
+    coordinator.heard.lock().expect("no panic").joined.remove("engine");
     let _engine_agent = Agent::start(&coordinator, "engine", &CLAIMS);
     coordinator.configure(2, &["trainer", "engine"]);
     assert_eq!([next(&mut driver), next(&mut driver)], [changed(2), found()]);
