@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .wire import field
@@ -57,7 +56,7 @@ class Report(NamedTuple):
     outcome: str
     reason: str | None = None
     member: str | None = None
-    phase_milliseconds: Mapping[str, int] = MappingProxyType({})
+    phase_milliseconds: Mapping[str, int] = {}  # one for all, only read: a proxy of it could not be pickled
     bytes_sent: int = 0
     bytes_received: int = 0
     bytes_skipped: int = 0
