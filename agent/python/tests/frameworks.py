@@ -98,8 +98,8 @@ class TinyEngine:
 class TinyController:
     """In the place of `weightrefit.vllm.Controller`, whose own tests run vLLM."""
 
-    def __init__(self, engine, *, pool, replica, in_flight, kv_cache):
-        self.settings, self.enabled = (pool, replica, in_flight, kv_cache), engine.socket is not None
+    def __init__(self, engine, *, pool, replica):
+        self.settings, self.enabled = (pool, replica), engine.socket is not None
         self.engine, self.ranks = engine, [EngineRank(Node(engine.socket), replica, rank) for rank in range(REPLICA_RANKS)]
 
     async def start(self, timeout):

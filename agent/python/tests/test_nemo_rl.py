@@ -75,7 +75,7 @@ class Refits(FrameworkTest):
         ray.get([worker.train.remote(step) for worker in self.workers])
 
     def test_what_the_policy_holds_is_served_and_the_numbers_are_those_of_the_round(self):
-        synchronizer, timer = self.synchronizer(in_flight="Drain"), Timer()
+        synchronizer, timer = self.synchronizer(), Timer()
         synchronizer.init_communicator()
         self.assertTrue(synchronizer.is_stale)
         for step in (1, 2):
@@ -90,7 +90,7 @@ class Refits(FrameworkTest):
             self.assertEqual({type(number) for number in numbers.values()}, {float})
         self.assertEqual(timer.labels, ["prepare_for_generation/transfer_and_update_weights"] * 2)
         settings, _ = ray.get(self.engines[1].told.remote())
-        self.assertEqual(settings, ("default", "default-1", "Drain", "Reset"))
+        self.assertEqual(settings, ("default", "default-1"))
 
     def test_a_refit_that_fails_is_a_runtime_error_that_says_where_and_the_next_one_mends_it(self):
         synchronizer = self.synchronizer()

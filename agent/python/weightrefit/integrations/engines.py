@@ -29,15 +29,12 @@ class Options:
         pool: of the refit, as in the resource.
         replica: name of an engine in its pool, of which `{pool}` and `{number}`, from 0, are filled in; by default as
             `weightrefit coordinate` names them.
-        in_flight, kv_cache: as in `weightrefit.vllm.Controller`.
         wait: which replicas must serve a step, as in `Refit`.
         timeout: seconds for one step, and for each side to register.
     """
 
     pool: str = "default"
     replica: str = "{pool}-{number}"
-    in_flight: str = "Keep"
-    kv_cache: str = "Reset"
     wait: str = "all"
     timeout: float = 300.0
 
@@ -117,7 +114,7 @@ def _start(actor: Any, attribute: str, options: Options, replica: str) -> bool |
         message = f"replica {replica} is a {type(engine).__name__} without an event loop, which cannot be paused while it has requests"
         return Misuse("Unsupported", message, remedy="Use vLLM's asynchronous engine.")
     if not isinstance(getattr(actor, "weightrefit", None), _Started) or isinstance(_state(actor), WeightrefitError):
-        controller = Controller(engine, pool=options.pool, replica=replica, in_flight=options.in_flight, kv_cache=options.kv_cache)
+        controller = Controller(engine, pool=options.pool, replica=replica)
         if not controller.enabled:
             return without_agent(f"inference/{options.pool}/{replica}")
         loop = handler.get_loop()

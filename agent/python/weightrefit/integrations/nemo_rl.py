@@ -40,7 +40,7 @@ class WeightrefitSynchronizer(WeightSynchronizer):
             generation: its vLLM generation, with `vllm_cfg.async_engine`.
             rank: run in each policy worker, once: what that worker publishes; by default the shards of its `model`, which
                 is what workers of the DTensor backend hold.
-            options: of `Options`: pool, replica, in_flight, kv_cache, wait, timeout.
+            options: of `Options`: pool, replica, wait, timeout.
         """
         self._policy, self._generation, self._rank = policy, generation, rank
         self._options = Options(**options)
