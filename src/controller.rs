@@ -24,3 +24,4 @@ pub mod status;
 pub mod update_status;
 pub mod validate;
 pub mod watch;
+pub mod workload;

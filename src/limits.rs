@@ -183,6 +183,10 @@ pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// From one look at the authorities' dates to the next. What follows from these dates is never more urgent than a day.
 pub const AUTHORITY_INTERVAL: Duration = Duration::from_secs(10 * 60);
 
+/// How long is believed what a workload asks for: people who scale one look again after some seconds, and 1,000 refits
+/// that name two are 133 questions a second, each for one object.
+pub const WORKLOAD_LIFETIME: Duration = Duration::from_secs(15);
+
 /// From a failed request to the API server to the next attempt.
 pub const RECONCILE_RETRY: Duration = Duration::from_secs(5);
 

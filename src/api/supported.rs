@@ -84,6 +84,18 @@ pub fn check(spec: &WeightRefitSpec) -> Result<(), (FieldPath, Problem)> {
             return Err((at.key(field), Problem::Unsupported { value: value.into(), hint }));
         }
     }
+    let training = (at.key("training"), spec.training.workload_ref.as_ref());
+    let pools = spec.inference.pools.iter().enumerate();
+    let pools =
+        pools.map(|(index, pool)| (at.key("inference.pools").index(index), pool.workload_ref.as_ref()));
+    for (side, workload) in std::iter::once(training).chain(pools) {
+        let Some(unknown) = workload.filter(|workload| workload.known().is_none()) else { continue };
+        let value = format!("{} {}", unknown.api_version, unknown.kind);
+        let hint = "Name a StatefulSet or Deployment of apps/v1, a Job of batch/v1, a JobSet of \
+                    jobset.x-k8s.io/v1alpha2 or a LeaderWorkerSet of leaderworkerset.x-k8s.io/v1, or leave \
+                    workloadRef out.";
+        return Err((side.key("workloadRef"), Problem::Unsupported { value, hint }));
+    }
     for (index, pool) in spec.inference.pools.iter().enumerate() {
         let value = match pool.serving.kind {
             ServingType::AfterFirstRefit => continue,

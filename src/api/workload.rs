@@ -82,11 +82,12 @@ pub struct LabelRanks {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkloadRef {
-    /// apiVersion: group and version of the kind. Required; at most 253 bytes. Mutable. Example:
-    /// `jobset.x-k8s.io/v1alpha2`.
+    /// apiVersion: group and version of the kind: `apps/v1`, `batch/v1`, `jobset.x-k8s.io/v1alpha2` or
+    /// `leaderworkerset.x-k8s.io/v1`. Required; at most 253 bytes. Mutable. Example: `jobset.x-k8s.io/v1alpha2`.
     #[schemars(length(min = 1, max = limits::OBJECT_NAME_MAX))]
     pub api_version: String,
-    /// kind: of the workload. Required; at most 63 bytes. Mutable. Example: `JobSet`.
+    /// kind: of the workload: StatefulSet, Deployment, Job, JobSet or LeaderWorkerSet. Required; at most 63 bytes.
+    /// Mutable. Example: `JobSet`.
     #[schemars(length(min = 1, max = limits::LABEL_MAX))]
     pub kind: String,
     /// namespace: of the workload. Default the refit's own; a DNS label of at most 63 bytes. Mutable. Example: `serve`.
@@ -96,4 +97,34 @@ pub struct WorkloadRef {
     /// name: of the workload. Required; at most 253 bytes. Mutable. Example: `trainer`.
     #[schemars(length(max = limits::OBJECT_NAME_MAX), regex(pattern = DNS_SUBDOMAIN))]
     pub name: String,
+}
+
+/// Kinds of workloads that tell how many pods they ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkloadKind {
+    /// `apps/v1`.
+    StatefulSet,
+    /// `apps/v1`.
+    Deployment,
+    /// `batch/v1`.
+    Job,
+    /// `jobset.x-k8s.io/v1alpha2`.
+    JobSet,
+    /// `leaderworkerset.x-k8s.io/v1`.
+    LeaderWorkerSet,
+}
+
+impl WorkloadRef {
+    /// What it refers to; `None` where that does not tell how many pods it asks for.
+    #[must_use]
+    pub fn known(&self) -> Option<WorkloadKind> {
+        Some(match (self.api_version.as_str(), self.kind.as_str()) {
+            ("apps/v1", "StatefulSet") => WorkloadKind::StatefulSet,
+            ("apps/v1", "Deployment") => WorkloadKind::Deployment,
+            ("batch/v1", "Job") => WorkloadKind::Job,
+            ("jobset.x-k8s.io/v1alpha2", "JobSet") => WorkloadKind::JobSet,
+            ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet") => WorkloadKind::LeaderWorkerSet,
+            _ => return None,
+        })
+    }
 }

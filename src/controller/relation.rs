@@ -24,6 +24,7 @@ use super::status::{Memory, Observed, Unaccepted, is_trainer_done, status};
 use super::update_status::{Urgency, update_status, urgency};
 use super::validate::validate;
 use super::watch::watch;
+use super::workload::Reader;
 use crate::api::refit::{ABORT_ANNOTATION, WeightRefit};
 use crate::api::status::WeightRefitStatus;
 use crate::coordinator::{Server, View, fault};
@@ -92,6 +93,7 @@ pub(super) struct Relation {
     api: Api<WeightRefit>,
     key: String,
     maps: ConfigMaps,
+    workloads: Reader,
     trust: Receiver<Trust>,
     applied: Option<Applied>,
     /// Of the generation that was looked at last.
@@ -119,6 +121,7 @@ impl Relation {
                 Api::namespaced(shared.client.clone(), &namespace),
                 shared.watch_failures.clone(),
             ),
+            workloads: Reader::new(shared.client.clone()),
             events: Publisher::new(shared.recorder.clone()),
             trust: shared.trust.clone(),
             shared,
@@ -181,7 +184,14 @@ impl Relation {
         let generation = refit.metadata.generation.unwrap_or_default();
         self.shared.pods.synced().await;
         let pods = self.shared.pods.of(&self.key);
-        let is_trainer_done = is_trainer_done(&refit.spec, &pods, &self.status);
+        let namespace = refit.namespace().unwrap_or_default();
+        if let Err(error) = self.workloads.read(&namespace, &refit.spec, &pods).await {
+            tracing::warn!(refit = self.key, %error, "a workload does not say what it asks for");
+            self.failed = true;
+        }
+        again = self.workloads.due().map_or(again, |due| again.min(due));
+        let workloads = self.workloads.told(&namespace, &refit.spec);
+        let is_trainer_done = is_trainer_done(&refit.spec, &pods, workloads.training.as_ref(), &self.status);
         if self.accepted.as_ref().is_none_or(|(of, _)| *of != generation) {
             self.maps.watch(named(&refit.spec));
             let accepted = self.accept(&refit, is_trainer_done).await;
@@ -211,7 +221,6 @@ impl Relation {
             again = again.min(applied.settles_at());
         }
         let view = self.applied.as_ref().map(|applied| applied.view().borrow().clone());
-        let namespace = refit.namespace().unwrap_or_default();
         let pod_name = pod_name(&self.shared.pods);
         let observed = Observed {
             namespace: &namespace,
@@ -225,6 +234,7 @@ impl Relation {
             consent: Some(&consent),
             pods: &pods,
             seating: &seating,
+            workloads: &workloads,
             is_trainer_done,
             malformed: &self.shared.pods.malformed(&self.key),
             view: view.as_ref(),

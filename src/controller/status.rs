@@ -18,6 +18,8 @@ use super::pod_facts::PodFacts;
 use super::record::{PodName, whole_second};
 use super::seats::Seating;
 use super::validate::{Rejection, short};
+use super::workload::{Told, Workloads};
+use crate::api::ranks;
 use crate::api::refit::WeightRefitSpec;
 use crate::api::status::{
     AgentVersion, BehindReplica, InferenceStatus, PlanStatus, TrainingState, TrainingStatus, Version,
@@ -51,6 +53,8 @@ pub struct Observed<'a> {
     pub pods: &'a [Arc<PodFacts>],
     /// Which seats they take.
     pub seating: &'a Seating,
+    /// What the sides' workloads ask for.
+    pub workloads: &'a Workloads,
     /// Whether the trainer has ended well.
     pub is_trainer_done: bool,
     /// What is wrong with pods that mean the refit and cannot be read.
@@ -67,6 +71,15 @@ pub struct Observed<'a> {
     pub previous: &'a WeightRefitStatus,
     /// The present.
     pub now: Timestamp,
+}
+
+impl Observed<'_> {
+    /// Replicas that the workload of the pool of this index asks for; `None` where it does not tell.
+    fn desired(&self, pool: usize) -> Option<i32> {
+        let (workload, pool) = (self.workloads.pools.get(pool)?.as_ref()?, &self.spec.inference.pools[pool]);
+        let asked = workload.replicas(ranks::per_pod(pool), pool.ranks_per_replica.unsigned_abs())?;
+        Some(i32::try_from(asked).unwrap_or(i32::MAX))
+    }
 }
 
 /// Why a refit is not accepted.
@@ -114,7 +127,7 @@ pub fn status(observed: &Observed<'_>, memory: &mut Memory) -> (WeightRefitStatu
         next.agent_versions = previous.agent_versions.clone();
     } else {
         next.behind = behind(observed, &known, &replicas, committed);
-        next.inference = Some(inference(&known, observed.spec, &replicas, committed));
+        next.inference = Some(inference(observed, &known, &replicas, committed));
         next.agent_versions = observed.view.map(agent_versions).unwrap_or_default();
     }
     let again = conditions::conditions(observed, &known, &replicas, is_frozen, memory, &mut next);
@@ -170,11 +183,15 @@ fn training(observed: &Observed<'_>, known: &Known, committed: Option<Version>) 
         Some(before) if observed.is_settling => before.connected_ranks,
         _ => i32::try_from(connected.count()).unwrap_or(i32::MAX),
     };
+    let is_suspended =
+        observed.workloads.training.as_ref().is_some_and(|workload| workload.told == Told::Suspended);
     TrainingStatus {
         ranks,
         connected_ranks,
         state: match (known.training_pods, ranks == world) {
             _ if known.is_trainer_done => TrainingState::Completed,
+            // Its pods may not be gone yet.
+            _ if is_suspended && ranks == 0 => TrainingState::Absent,
             (0, false) => TrainingState::Absent,
             (_, false) => TrainingState::Forming,
             (_, true) => TrainingState::Running,
@@ -184,20 +201,21 @@ fn training(observed: &Observed<'_>, known: &Known, committed: Option<Version>) 
 }
 
 fn inference(
+    observed: &Observed<'_>,
     known: &Known,
-    spec: &WeightRefitSpec,
     replicas: &[ReplicaNow],
     committed: Option<Version>,
 ) -> InferenceStatus {
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
-    let found = spec.inference.pools.iter().map(|pool| {
-        let found = known.replicas.get(&pool.name).map_or(0, BTreeMap::len);
-        count(found).max(pool.min_replicas)
+    let desired = observed.spec.inference.pools.iter().enumerate().map(|(index, pool)| {
+        let found = || count(known.replicas.get(&pool.name).map_or(0, BTreeMap::len)).max(pool.min_replicas);
+        observed.desired(index).unwrap_or_else(found)
     });
     let serving = || replicas.iter().filter(|replica| replica.is_serving());
     let is_current = |replica: &&ReplicaNow| committed.is_some() && replica.version == committed;
     InferenceStatus {
-        desired_replicas: found.sum(),
+        // A workload may ask for any number; the schema has a bound.
+        desired_replicas: desired.fold(0, i32::saturating_add).min(limits::ALL_REPLICAS_MAX),
         replicas: count(replicas.len()),
         current_replicas: count(serving().filter(is_current).count()),
         serving_replicas: count(serving().count()),

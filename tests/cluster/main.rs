@@ -22,4 +22,5 @@ mod operator;
 mod pods;
 mod process;
 mod rogue;
+mod workloads;
 mod world;

@@ -160,8 +160,10 @@ impl Made<'_> {
                 short_pools.push(format!("pool {}: {of_pool} of {} replicas", pool.name, pool.min_replicas));
             }
         }
-        let figures =
-            format!("training {ranks} of {world} ranks; inference {whole} replicas, {least} needed");
+        let figures = format!(
+            "training {ranks} of {world} ranks; inference {whole} replicas, {least} needed{}",
+            self.asked(known)
+        );
         let faults = self.faults(known);
         let waits = known.errors.first().map(|error| format!(" {error}.")).unwrap_or_default();
         if let Some(first) = faults.first().filter(|fault| fault.code == Some(Code::DuplicateRank)) {
@@ -202,6 +204,26 @@ impl Made<'_> {
             self.look()
         );
         self.condition(False, MembersResolvedReason::RankGap, message)
+    }
+
+    /// What workloads say, where it is other than what is there.
+    fn asked(&self, known: &Known) -> String {
+        let Observed { spec, workloads, .. } = self.observed;
+        let training = workloads.training.as_ref().and_then(|workload| {
+            let (asked, per_pod) = (&workload.shown, spec.training.ranks.ranks_per_pod.unwrap_or(1));
+            let ranks = workload.ranks(per_pod.unsigned_abs()).unwrap_or_default();
+            let world = spec.training.world_size;
+            let other = ranks != u64::from(world.unsigned_abs());
+            workload.remark().or_else(|| other.then(|| format!("{asked} asks for {ranks} of {world} ranks")))
+        });
+        let pools = spec.inference.pools.iter().zip(&workloads.pools).enumerate();
+        let pools = pools.filter_map(|(index, (pool, workload))| {
+            let (workload, replicas) = (workload.as_ref()?, self.observed.desired(index).unwrap_or_default());
+            let other = replicas != known.whole(&pool.name, pool.ranks_per_replica);
+            let asked = || format!("{} asks for {replicas} replicas", workload.shown);
+            workload.remark().or_else(|| other.then(asked))
+        });
+        training.into_iter().chain(pools).map(|remark| format!("; {remark}")).collect()
     }
 
     /// What a person must correct, ranks that are claimed twice first: of those that only agents announce, their

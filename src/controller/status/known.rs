@@ -5,6 +5,7 @@ use crate::api::refit::WeightRefitSpec;
 use crate::api::status::{TrainingState, WeightRefitStatus};
 use crate::controller::pod_facts::{PodFacts, PodPhase, Side};
 use crate::controller::seats::SeatError;
+use crate::controller::workload::{Told, Workload};
 use crate::coordinator::AgentView;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -66,10 +67,15 @@ impl Known {
     }
 }
 
-/// Whether the trainer has ended well, so that memberships go without it: as many of its pods have as its world needs,
-/// and none is still to end. Their objects may be deleted afterwards.
+/// Whether the trainer has ended well, so that memberships go without it: its workload says so, or as many of its pods
+/// have as its world needs; and none is still to end. The objects of both may be deleted afterwards.
 #[must_use]
-pub fn is_trainer_done(spec: &WeightRefitSpec, pods: &[Arc<PodFacts>], previous: &WeightRefitStatus) -> bool {
+pub fn is_trainer_done(
+    spec: &WeightRefitSpec,
+    pods: &[Arc<PodFacts>],
+    workload: Option<&Workload>,
+    previous: &WeightRefitStatus,
+) -> bool {
     let training = || pods.iter().filter(|pod| pod.side == Side::Training && !pod.deleting);
     if previous.membership.is_none() || training().any(|pod| !pod.is_over()) {
         return false;
@@ -77,5 +83,6 @@ pub fn is_trainer_done(spec: &WeightRefitSpec, pods: &[Arc<PodFacts>], previous:
     let was_done = previous.training.as_ref().is_some_and(|now| now.state == TrainingState::Completed);
     let per_pod = spec.training.ranks.ranks_per_pod.unwrap_or(1).max(1);
     let needed = usize::try_from(spec.training.world_size.div_euclid(per_pod)).unwrap_or(usize::MAX);
-    was_done || training().filter(|pod| pod.phase == PodPhase::Succeeded).count() >= needed
+    let says_so = workload.is_some_and(|workload| workload.told == Told::Completed);
+    was_done || says_so || training().filter(|pod| pod.phase == PodPhase::Succeeded).count() >= needed
 }

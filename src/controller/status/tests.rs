@@ -4,6 +4,7 @@ use super::*;
 use crate::api::condition::{Condition, ConditionStatus, ConditionType};
 use crate::controller::pod_facts::{POD_INDEX_LABEL, PodPhase, Side};
 use crate::controller::reason::AcceptedReason;
+use crate::controller::workload::{Group, Told, Workload, Workloads};
 use crate::coordinator::{AgentView, EndedRound, Refused};
 use std::time::{Duration, UNIX_EPOCH};
 use weightrefit_core::code::Code;
@@ -60,6 +61,7 @@ struct World {
     spec: WeightRefitSpec,
     pods: Vec<Arc<PodFacts>>,
     malformed: Vec<String>,
+    workloads: Workloads,
     view: Option<View>,
     accepted: Result<(), Unaccepted>,
     consent: Vec<NoConsent>,
@@ -137,6 +139,7 @@ impl World {
             spec: spec(),
             pods,
             malformed: Vec::new(),
+            workloads: Workloads::default(),
             view: Some(view),
             accepted: Ok(()),
             consent: Vec::new(),
@@ -221,7 +224,13 @@ impl World {
             consent: Some(&self.consent),
             pods: &self.pods,
             seating: &crate::controller::seats::seat(&self.spec, &self.pods),
-            is_trainer_done: is_trainer_done(&self.spec, &self.pods, &self.previous),
+            workloads: &self.workloads,
+            is_trainer_done: is_trainer_done(
+                &self.spec,
+                &self.pods,
+                self.workloads.training.as_ref(),
+                &self.previous,
+            ),
             malformed: &self.malformed,
             view: self.view.as_ref(),
             plan: None,
@@ -505,4 +514,57 @@ fn a_new_operator_forgets_nothing_that_the_status_tells() {
     view.agents.clear();
     world.is_settling = true;
     assert_eq!(world.peek(), before);
+}
+
+#[test]
+fn what_workloads_ask_for_is_told_and_one_that_has_finished_ends_the_trainer() {
+    let workload = |shown: &str, told: Told| Some(Workload { shown: shown.into(), told });
+    let pods = |pods| Told::Pods(vec![Group { name: String::new(), groups: 1, pods }]);
+    let rows = [
+        // What the trainer's and the engines' workloads tell, pods of the trainer; desired, state, what is said.
+        (
+            Told::Missing,
+            Told::Missing,
+            2,
+            2,
+            "Running",
+            "; Job rl/trainer does not exist; StatefulSet rl/engine",
+        ),
+        (pods(2), pods(2), 2, 2, "Running", "1 needed."),
+        (
+            pods(1),
+            pods(5),
+            2,
+            5,
+            "Running",
+            "; Job rl/trainer asks for 1 of 2 ranks; StatefulSet rl/engine asks for 5",
+        ),
+        (pods(2), pods(1 << 40), 2, limits::ALL_REPLICAS_MAX, "Running", "asks for 2147483647 replicas"),
+        (
+            Told::Suspended,
+            pods(0),
+            0,
+            0,
+            "Absent",
+            "; Job rl/trainer is suspended; StatefulSet rl/engine asks for 0",
+        ),
+        (Told::Failed, pods(2), 0, 2, "Absent", "; Job rl/trainer has failed"),
+        (Told::Completed, pods(2), 0, 2, "Completed", "; Job rl/trainer has finished"),
+        (Told::Completed, pods(2), 2, 2, "Running", "; Job rl/trainer has finished"),
+    ];
+    for (trainer, engines, training_pods, desired, state, said) in rows {
+        let mut world = World::serving(3);
+        let what = format!("{trainer:?} {engines:?} {training_pods}");
+        world.workloads = Workloads {
+            training: workload("Job rl/trainer", trainer),
+            pools: vec![workload("StatefulSet rl/engine", engines)],
+        };
+        world.pods.drain(..2 - training_pods);
+        let status = world.peek();
+        assert_eq!(status.inference.as_ref().unwrap().desired_replicas, desired, "{what}");
+        assert_eq!(format!("{:?}", status.training.as_ref().unwrap().state), state, "{what}");
+        let resolved = find(&status, ConditionType::MembersResolved).unwrap();
+        assert!(resolved.message.contains(said), "{what}: {}", resolved.message);
+        assert_eq!(resolved.reason == "TrainerCompleted", state == "Completed", "{what}");
+    }
 }
