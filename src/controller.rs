@@ -5,6 +5,7 @@
 
 pub mod apply;
 pub mod build;
+pub mod bundles;
 pub mod consent;
 pub mod dereference;
 pub mod dispatch;

@@ -8,6 +8,7 @@ pub mod lease;
 pub mod telemetry;
 pub mod webhook;
 
+use crate::controller::bundles::{Bundles, oversee};
 use crate::controller::dispatch::dispatch;
 use crate::controller::gate::{ClusterGate, DEFAULT_AUDIENCE};
 use crate::controller::ownership::Definition;
@@ -26,10 +27,11 @@ use kube::{Api, Client, Config};
 use lease::{LEASE, Terms};
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use telemetry::{Health, Metrics};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio::sync::watch::channel;
 use tracing_subscriber::EnvFilter;
 use webhook::WebhookError;
 
@@ -137,15 +139,16 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     tokio::spawn(telemetry::serve(http, metrics.clone(), Arc::clone(&health)));
     let client = client::client(Config::infer().await?, &metrics)?;
     let mut stop = std::pin::pin!(stop);
+    let (everywhere, published) = channel(String::new());
     let trust = tokio::select! {
-        trust = authority::start(secrets(&client, &namespace), &health, &metrics) => trust?,
+        trust = authority::start(secrets(&client, &namespace), &health, &metrics, published) => trust?,
         () = &mut stop => return Ok(()),
     };
     health.set(Some("pods are being listed"));
     let webhook = webhook::start(webhook, &audience, &client, trust.clone(), &metrics).await?;
     let pods = Arc::new(Pods::new(&client, watch_namespace.as_slice(), &metrics.watch_failures));
     let (refits, store) = reflector::store();
-    let gate = Arc::new(ClusterGate::new(client.clone(), Arc::clone(&pods), refits, audience));
+    let gate = Arc::new(ClusterGate::new(client.clone(), Arc::clone(&pods), refits.clone(), audience));
     let server = Server::start(
         listen(agent_listen).await?,
         trust.clone(),
@@ -171,6 +174,15 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     metrics.leader.set(1);
     let definition = Arc::new(Definition::new(client.clone()));
     tokio::spawn(adopt_own(client.clone(), Arc::clone(&definition), namespace));
+    let bundles = Arc::new(Bundles::new(client.clone(), definition));
+    tokio::spawn(oversee(
+        Arc::clone(&bundles),
+        Arc::clone(&pods),
+        refits,
+        trust.clone(),
+        metrics.bundles.clone(),
+        everywhere,
+    ));
     let reporter = Reporter { controller: limits::FIELD_MANAGER.into(), instance: Some(identity) };
     let shared = Arc::new(Shared {
         recorder: Recorder::new(client.clone(), reporter),
@@ -180,8 +192,7 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         gate,
         trust,
         validations: Semaphore::new(limits::VALIDATIONS_MAX),
-        definition,
-        bundles: Mutex::default(),
+        bundles,
         reconciles: metrics.reconciles.clone(),
         watch_failures: metrics.watch_failures.clone(),
         figures: metrics.figures.clone(),

@@ -83,6 +83,17 @@ pub const TCP: &[&str] = &["tcp"];
 /// NCCL, as a label.
 pub const NCCL: &[&str] = &["nccl"];
 
+/// What keeps ranks from NCCL most often.
+const FALLBACKS: [Code; 7] = [
+    Code::GpuNotVisible,
+    Code::InterfaceNotFound,
+    Code::MemlockTooLow,
+    Code::NcclError,
+    Code::ShmTooSmall,
+    Code::TransportUnavailable,
+    Code::VersionSkew,
+];
+
 impl Metrics {
     /// Registers everything.
     ///
@@ -201,6 +212,9 @@ impl Metrics {
         }
         // A counter that is there, and 0, from the start shows its first increase.
         drop(metrics.rounds.with_label_values(&["Committed", ""]));
+        for code in FALLBACKS {
+            drop(metrics.transport_fallbacks.with_label_values(&[code.name()]));
+        }
         for bytes in
             [&metrics.sent_bytes, &metrics.received_bytes, &metrics.skipped_bytes, &metrics.minimum_bytes]
         {

@@ -97,6 +97,13 @@ impl Pods {
         names.filter_map(|name| kept.pods.get(name).cloned()).collect()
     }
 
+    /// Namespaces of the pods that claim one of these refits (namespace/name).
+    pub fn namespaces(&self, is_one: impl Fn(&str) -> bool) -> BTreeSet<String> {
+        let kept = self.shared.lock();
+        let names = kept.by_refit.iter().filter(|(refit, _)| is_one(refit)).flat_map(|(_, names)| names);
+        names.map(|(namespace, _)| namespace.clone()).collect()
+    }
+
     /// What is wrong with pods that mean `refit` (namespace/name) and cannot be read, by namespace and name.
     #[must_use]
     pub fn malformed(&self, refit: &str) -> Vec<String> {

@@ -9,12 +9,12 @@
 
 use super::apply::Applied;
 use super::build::build;
+use super::bundles::Bundles;
 use super::consent::NoConsent;
 use super::dereference::{DereferenceError, dereference, named};
 use super::events::{Publisher, happenings};
 use super::figures::Figures;
 use super::gate::ClusterGate;
-use super::ownership::Definition;
 use super::pod_facts::PodFacts;
 use super::pods::Pods;
 use super::reason::{AcceptedReason, Reason};
@@ -28,7 +28,7 @@ use super::workload::Reader;
 use crate::api::refit::{ABORT_ANNOTATION, WeightRefit};
 use crate::api::status::WeightRefitStatus;
 use crate::coordinator::{Server, View, fault};
-use crate::identity::{CA_BUNDLE, Trust, publish_bundle};
+use crate::identity::Trust;
 use crate::limits;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::jiff::Timestamp;
@@ -36,9 +36,9 @@ use kube::runtime::events::Recorder;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use prometheus::IntCounterVec;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch::Receiver;
 use tokio::sync::{Notify, Semaphore};
@@ -62,10 +62,8 @@ pub struct Shared {
     pub recorder: Recorder,
     /// Whom agents must trust.
     pub trust: Receiver<Trust>,
-    /// Owns what is made in members' namespaces.
-    pub definition: Arc<Definition>,
-    /// What each namespace was given of it, PEM, and when.
-    pub bundles: Mutex<BTreeMap<String, (String, Instant)>>,
+    /// Has given it to namespaces.
+    pub bundles: Arc<Bundles>,
     /// Bounds how many refits are validated at once.
     pub validations: Semaphore,
     /// Walks of the steps, by `outcome`.
@@ -301,35 +299,14 @@ impl Relation {
         Ok(())
     }
 
-    /// Pods mount the authorities' certificates; each namespace gets them whenever they change, and now and then, since
-    /// namespaces and ConfigMaps can be deleted.
+    /// Pods mount the authorities' certificates.
     async fn publish_bundles(&mut self, pods: &[Arc<PodFacts>]) {
-        let shared = Arc::clone(&self.shared);
-        let bundles = || shared.bundles.lock().unwrap_or_else(PoisonError::into_inner);
         let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.namespace.as_str()).collect();
         let pem = self.trust.borrow_and_update().bundle_pem();
         for namespace in namespaces {
-            let has_it =
-                |(given, at): &(String, Instant)| *given == pem && at.elapsed() < limits::CONSENT_LIFETIME;
-            if bundles().get(namespace).is_some_and(has_it) {
-                continue;
-            }
-            match publish_bundle(&shared.client, namespace, pem.clone()).await {
-                Ok(bundle) => {
-                    bundles().insert(namespace.to_owned(), (pem.clone(), Instant::now()));
-                    if shared.definition.owns(&bundle) {
-                        continue;
-                    }
-                    let api = Api::<ConfigMap>::namespaced(shared.client.clone(), namespace);
-                    // Pods mount it all the same; the next operator tries again.
-                    if let Err(error) = shared.definition.adopt(&api, CA_BUNDLE).await {
-                        tracing::warn!(%error, namespace, "the authorities' certificates there have no owner");
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "pods cannot mount the authorities' certificates yet");
-                    self.failed = true;
-                }
+            if let Err(error) = self.shared.bundles.give(namespace, &pem).await {
+                tracing::warn!(%error, "pods cannot mount the authorities' certificates yet");
+                self.failed = true;
             }
         }
     }

@@ -9,11 +9,13 @@ use super::{Authority, IdentityError, Succession};
 use crate::limits;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// Name of the Secret in the operator's namespace.
 pub const CA_SECRET: &str = "weightrefit-ca";
@@ -26,6 +28,8 @@ pub const CA_BUNDLE_KEY: &str = "ca.crt";
 const PRESENT: [&str; 2] = ["tls.crt", "tls.key"];
 /// Those of its successor, where there is one.
 const NEXT: [&str; 2] = ["next.crt", "next.key"];
+/// Since when every namespace with pods of refits has the successor's certificate, as RFC 3339 has it.
+const ANNOUNCED: &str = "next.announced";
 
 /// The authority can neither be read nor made, or its certificate not published.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +122,8 @@ impl Kept {
     pub fn read(secret: &Secret) -> Result<Self, KeptError> {
         let present = authority_of(secret, PRESENT)?.ok_or(KeptError::Missing { key: PRESENT[0] })?;
         let next = authority_of(secret, NEXT)?;
-        let succession = Succession { present: Arc::new(present), next: next.map(Arc::new) };
+        let announced = secret.data.as_ref().and_then(|data| data.get(ANNOUNCED)).and_then(time);
+        let succession = Succession { present: Arc::new(present), next: next.map(Arc::new), announced };
         Ok(Self { succession, version: secret.metadata.resource_version.clone() })
     }
 
@@ -161,13 +166,24 @@ fn secret_of(succession: &Succession) -> Secret {
 }
 
 /// What each key holds; `None` where it must hold nothing.
-fn data_of(Succession { present, next }: &Succession) -> BTreeMap<&'static str, Option<ByteString>> {
+fn data_of(
+    Succession { present, next, announced }: &Succession,
+) -> BTreeMap<&'static str, Option<ByteString>> {
     let pair = |[certificate, key]: [&'static str; 2], authority: Option<&Authority>| {
         let bytes = |text: String| ByteString(text.into_bytes());
         let (pem, key_pem) = (authority.map(Authority::certificate_pem), authority.map(Authority::key_pem));
         [(certificate, pem.map(bytes)), (key, key_pem.map(bytes))]
     };
-    pair(PRESENT, Some(present)).into_iter().chain(pair(NEXT, next.as_deref())).collect()
+    let announced = announced.and_then(|time| Timestamp::try_from(time).ok());
+    let second = announced.and_then(|time| Timestamp::from_second(time.as_second()).ok());
+    let announced = (ANNOUNCED, second.map(|time| ByteString(time.to_string().into_bytes())));
+    pair(PRESENT, Some(present)).into_iter().chain(pair(NEXT, next.as_deref())).chain([announced]).collect()
+}
+
+/// `None` where it is no time: then it is announced again.
+fn time(ByteString(bytes): &ByteString) -> Option<SystemTime> {
+    let time: Timestamp = std::str::from_utf8(bytes).ok()?.trim().parse().ok()?;
+    Some(time.into())
 }
 
 /// The authority under these keys; `None` where neither is there.

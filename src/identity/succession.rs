@@ -1,8 +1,12 @@
-//! How one authority follows another without anybody being refused meanwhile. What holds at a moment follows from the
-//! dates of the certificates alone, so all replicas of an operator agree on it without a word.
+//! How one authority follows another without anybody being refused meanwhile. What holds at a moment follows from dates
+//! alone, those of the certificates and the one that is kept beside them, so all replicas of an operator agree on it
+//! without a word.
 //!
-//! A successor is announced for a day before it signs: by then every pod has its certificate beside the present one.
-//! The predecessor is trusted until the last certificate that it signed has ended, and an hour longer.
+//! Invariants:
+//! - H1: a successor signs a day after it was made at the earliest, and not before every namespace with pods of refits has
+//!   had its certificate for as long as a kubelet needs to mount it. Only when its predecessor has ended it signs all the
+//!   same: then nobody else can.
+//! - H2: the predecessor is trusted until the last certificate that it signed has ended, and an hour longer.
 
 use super::authority::{CLOCK_SKEW, LEAF_LIFETIME};
 use super::{Authority, IdentityError};
@@ -15,9 +19,12 @@ use tokio::sync::watch;
 /// operator that lost its watch begins it anew within five; the rest is for those who look first.
 const ANNOUNCED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Time from a successor's making until its predecessor is trusted no more.
-const OVERLAP: Duration =
-    Duration::from_secs(ANNOUNCED.as_secs() + LEAF_LIFETIME.as_secs() + CLOCK_SKEW.as_secs() + 60 * 60);
+/// Time between a successor's certificate in every namespace and its first signature, where the day is over by then: five
+/// times what a kubelet takes to renew mounted files. Agents read them anew whenever they dial.
+const MOUNTED: Duration = Duration::from_secs(10 * 60);
+
+/// Time from a successor's first signature until its predecessor is trusted no more (H2).
+const OVERLAP: Duration = Duration::from_secs(LEAF_LIFETIME.as_secs() + CLOCK_SKEW.as_secs() + 60 * 60);
 
 /// The authority that signs at one moment, and the certificates that are trusted at that moment.
 #[derive(Clone)]
@@ -66,12 +73,17 @@ pub struct Succession {
     pub(super) present: Arc<Authority>,
     /// The younger.
     pub(super) next: Option<Arc<Authority>>,
+    /// Since when every namespace with pods of refits has the younger one's certificate; `None` while some lacks it.
+    pub(super) announced: Option<SystemTime>,
 }
 
+/// Whether both say the same, whenever it was announced.
 impl PartialEq for Succession {
     fn eq(&self, other: &Self) -> bool {
         let next = |of: &Self| of.next.as_ref().map(|next| next.certificate().clone());
-        self.present.certificate() == other.present.certificate() && next(self) == next(other)
+        self.present.certificate() == other.present.certificate()
+            && next(self) == next(other)
+            && self.announced.is_some() == other.announced.is_some()
     }
 }
 
@@ -81,7 +93,7 @@ impl Succession {
     /// # Errors
     /// No key can be made.
     pub fn begin() -> Result<Self, IdentityError> {
-        Ok(Self { present: Arc::new(Authority::generate()?), next: None })
+        Ok(Self { present: Arc::new(Authority::generate()?), next: None, announced: None })
     }
 
     /// What holds now.
@@ -91,7 +103,7 @@ impl Succession {
         let Some(next) = self.successor() else {
             return Trust { signer: Arc::clone(present), trusted: vec![Arc::clone(present)] };
         };
-        let signs = has_ended || now >= next.since() + ANNOUNCED;
+        let signs = has_ended || self.signs_from(next).is_some_and(|from| now >= from);
         let mut trusted = vec![Arc::clone(present), Arc::clone(next)];
         if has_ended || self.is_over(next, now) {
             trusted.remove(0);
@@ -116,10 +128,24 @@ impl Succession {
                 return Ok(Some(made.clone()));
             }
             let next = Some(Arc::new(Authority::generate()?));
-            return Ok(Some(Self { present: Arc::clone(&self.present), next }));
+            return Ok(Some(Self { present: Arc::clone(&self.present), next, announced: None }));
         };
-        let promoted = Self { present: Arc::clone(next), next: None };
+        let promoted = Self { present: Arc::clone(next), next: None, announced: None };
         Ok((now >= self.present.until() || self.is_over(next, now)).then_some(promoted))
+    }
+
+    /// The same with its successor announced in every namespace from now on; `None` where it is already, or has none.
+    #[must_use]
+    pub fn announced(&self, now: SystemTime) -> Option<Self> {
+        let next = self.successor()?;
+        self.announced_at(next).is_none().then(|| Self { announced: Some(now), ..self.clone() })
+    }
+
+    /// Whether the successor signs although some namespace lacks its certificate (H1).
+    #[must_use]
+    pub fn is_forced(&self, now: SystemTime) -> bool {
+        let is_unknown = |next: &Arc<Authority>| self.announced_at(next).is_none();
+        now >= self.present.until() && self.successor().is_some_and(is_unknown)
     }
 
     /// Whether this gives an authority without a successor one.
@@ -141,8 +167,18 @@ impl Succession {
         self.next.as_ref().filter(|next| next.since() >= self.present.since())
     }
 
+    /// What is said of another one that was there before says nothing of this one.
+    fn announced_at(&self, next: &Authority) -> Option<SystemTime> {
+        self.announced.filter(|announced| *announced >= next.since())
+    }
+
+    /// H1, while the predecessor lasts.
+    fn signs_from(&self, next: &Authority) -> Option<SystemTime> {
+        Some((next.since() + ANNOUNCED).max(self.announced_at(next)? + MOUNTED))
+    }
+
     fn is_over(&self, next: &Authority, now: SystemTime) -> bool {
-        now >= next.since() + OVERLAP
+        self.signs_from(next).is_some_and(|from| now >= from + OVERLAP)
     }
 }
 
@@ -169,27 +205,54 @@ mod tests {
         (letter(trust.signer().certificate()), trust.certificates().map(letter).collect())
     }
 
+    /// When the successor was made and was announced everywhere, and now, in seconds; who signs, who is trusted.
+    type Row = (Option<u64>, Option<u64>, u64, &'static str, &'static str);
+
     #[test]
     fn a_successor_is_trusted_a_day_before_it_signs_and_its_predecessor_until_its_last_signature_has_ended() {
         let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000);
         let end = after(start, 365 * DAY);
         let next = |seconds| Some(Arc::new(made_at(after(start, seconds), after(end, 365 * DAY))));
-        let rows: [(Option<u64>, u64, &str, &str); 9] = [
-            (None, 0, "P", "P"),
-            (None, 366 * DAY, "P", "P"), // nobody else is there to sign
-            (Some(300 * DAY), 300 * DAY, "P", "PN"),
-            (Some(300 * DAY), 301 * DAY - 1, "P", "PN"),
-            (Some(300 * DAY), 301 * DAY, "N", "PN"),
-            (Some(300 * DAY), 302 * DAY + HOUR, "N", "PN"), // pods' clocks may be behind
-            (Some(300 * DAY), 302 * DAY + HOUR + 300, "N", "N"),
-            (Some(364 * DAY + 20 * HOUR), 365 * DAY - 1, "P", "PN"),
-            (Some(364 * DAY + 20 * HOUR), 365 * DAY, "N", "N"), // too late for a day, but not for an end
+        let rows: [Row; 14] = [
+            (None, None, 0, "P", "P"),
+            (None, None, 366 * DAY, "P", "P"), // nobody else is there to sign
+            (Some(300 * DAY), None, 300 * DAY, "P", "PN"),
+            (Some(300 * DAY), Some(300 * DAY + 60), 301 * DAY - 1, "P", "PN"),
+            (Some(300 * DAY), Some(300 * DAY + 60), 301 * DAY, "N", "PN"),
+            (Some(300 * DAY), Some(300 * DAY + 60), 302 * DAY + HOUR, "N", "PN"), // pods' clocks may be behind
+            (Some(300 * DAY), Some(300 * DAY + 60), 302 * DAY + HOUR + 300, "N", "N"),
+            // Some namespace lacks its certificate for long, or for ever.
+            (Some(300 * DAY), Some(310 * DAY), 310 * DAY + 599, "P", "PN"),
+            (Some(300 * DAY), Some(310 * DAY), 310 * DAY + 600, "N", "PN"),
+            (Some(300 * DAY), Some(310 * DAY), 311 * DAY + HOUR + 900, "N", "N"),
+            (Some(300 * DAY), None, 365 * DAY - 1, "P", "PN"),
+            (Some(300 * DAY), Some(299 * DAY), 364 * DAY, "P", "PN"), // that was another one
+            (Some(364 * DAY + 20 * HOUR), Some(364 * DAY + 20 * HOUR), 365 * DAY - 1, "P", "PN"),
+            (Some(364 * DAY + 20 * HOUR), None, 365 * DAY, "N", "N"), // an end waits for nobody
         ];
-        for (made, now, signer, trusted) in rows {
-            let succession = Succession { present: Arc::new(made_at(start, end)), next: made.and_then(next) };
-            let got = shown(&succession, after(start, now));
-            assert_eq!(got, (signer, trusted.to_owned()), "made at {made:?}, seen at {now}");
+        for (made, announced, now, signer, trusted) in rows {
+            let announced = announced.map(|seconds| after(start, seconds));
+            let succession =
+                Succession { present: Arc::new(made_at(start, end)), next: made.and_then(next), announced };
+            let now = after(start, now);
+            let what = format!("made at {made:?}, announced at {announced:?}, seen at {now:?}");
+            assert_eq!(shown(&succession, now), (signer, trusted.to_owned()), "{what}");
+            let is_forced =
+                signer == "N" && succession.announced_at(&succession.next.clone().unwrap()).is_none();
+            assert_eq!(succession.is_forced(now), is_forced, "{what}");
         }
+    }
+
+    #[test]
+    fn a_successor_is_announced_once() {
+        let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000);
+        let made = |seconds| Arc::new(made_at(after(start, seconds), after(start, 365 * DAY)));
+        let alone = Succession { present: made(0), next: None, announced: None };
+        assert!(alone.announced(after(start, DAY)).is_none());
+        let made = Succession { next: Some(made(10)), ..alone };
+        let announced = made.announced(after(start, DAY)).expect("not yet announced");
+        assert_eq!(announced.announced, Some(after(start, DAY)));
+        assert!(announced != made && announced.announced(after(start, 2 * DAY)).is_none());
     }
 
     #[test]
@@ -197,7 +260,7 @@ mod tests {
         let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_500_000_000);
         let end = after(start, 300 * DAY);
         let present = || Arc::new(made_at(start, end));
-        let alone = Succession { present: present(), next: None };
+        let alone = Succession { present: present(), next: None, announced: None };
         for (now, is_due) in [(0, false), (200 * DAY - 1, false), (200 * DAY, true), (400 * DAY, true)] {
             let due = alone.due(after(start, now), None).unwrap();
             assert_eq!(due.is_some(), is_due, "{now}");
@@ -209,7 +272,7 @@ mod tests {
         }
         // Somebody has put another in the place of the predecessor.
         let older = Some(Arc::new(made_at(start - Duration::from_secs(DAY), end)));
-        let replaced = Succession { present: present(), next: older };
+        let replaced = Succession { present: present(), next: older, announced: None };
         assert_eq!(shown(&replaced, after(start, 10 * DAY)), ("P", "P".to_owned()));
         let due = replaced.due(after(start, 200 * DAY), None).unwrap().expect("a successor of its own");
         assert!(due.next.is_some_and(
@@ -217,7 +280,8 @@ mod tests {
         ));
 
         let next = Arc::new(made_at(after(start, 200 * DAY), after(end, 300 * DAY)));
-        let both = Succession { present: present(), next: Some(Arc::clone(&next)) };
+        let announced = Some(after(start, 200 * DAY));
+        let both = Succession { present: present(), next: Some(Arc::clone(&next)), announced };
         for (now, is_due) in [(201 * DAY, false), (202 * DAY, false), (203 * DAY, true), (300 * DAY, true)] {
             let due = both.due(after(start, now), None).unwrap();
             assert_eq!(due.is_some(), is_due, "{now}");

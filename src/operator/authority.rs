@@ -19,7 +19,8 @@ use tokio::time::{Instant, sleep};
 use tokio_stream::StreamExt;
 
 /// The Secret's authorities, however long the API server takes to answer: `/readyz` says what is waited for. They are
-/// kept up to date from then on.
+/// kept up to date from then on. `everywhere` has the certificates that every namespace with pods of refits has, PEM; the
+/// process that leads knows.
 ///
 /// # Errors
 /// The Secret holds something else.
@@ -27,6 +28,7 @@ pub(super) async fn start(
     api: Api<Secret>,
     health: &Health,
     metrics: &Metrics,
+    everywhere: Receiver<String>,
 ) -> Result<Receiver<Trust>, KeptError> {
     let kept = loop {
         match load_or_create(&api).await {
@@ -45,6 +47,7 @@ pub(super) async fn start(
         secret: Present::Read,
         made: None,
         written: None,
+        everywhere,
         trust,
         metrics: metrics.clone(),
     };
@@ -60,6 +63,8 @@ struct Keeper {
     made: Option<Succession>,
     /// What was written last, and when (K2).
     written: Option<(Succession, Instant)>,
+    /// What every namespace has, PEM.
+    everywhere: Receiver<String>,
     trust: Sender<Trust>,
     metrics: Metrics,
 }
@@ -95,6 +100,7 @@ impl Keeper {
                     Some(Event::InitDone) => {}
                     None => return,
                 },
+                Ok(()) = self.everywhere.changed() => {}
                 () = sleep(again) => {}
             }
         }
@@ -119,13 +125,20 @@ impl Keeper {
 
     /// Says what holds now (K1).
     fn tell(&self) {
-        let next = self.effective().at(SystemTime::now());
+        let (succession, now) = (self.effective(), SystemTime::now());
+        let next = succession.at(now);
         self.metrics.certificates.holds("authority", next.signer().certificate());
-        self.trust.send_if_modified(|present| {
+        let is_other = self.trust.send_if_modified(|present| {
             let is_other = *present != next;
             *present = next;
             is_other
         });
+        if is_other && succession.is_forced(now) {
+            tracing::error!(
+                "the authority has ended, so its successor signs, though namespaces lack its certificate: \
+                 their pods cannot enrol before they have it"
+            );
+        }
     }
 
     /// Writes down what must follow.
@@ -141,7 +154,12 @@ impl Keeper {
                 return Ok(());
             }
         }
-        let due = self.kept.succession.due(SystemTime::now(), self.made.as_ref())?;
+        let (kept, now) = (&self.kept.succession, SystemTime::now());
+        let is_everywhere = *self.everywhere.borrow_and_update() == kept.at(now).bundle_pem();
+        let due = match kept.due(now, self.made.as_ref())? {
+            None if is_everywhere => kept.announced(now),
+            due => due,
+        };
         let Some(due) = due else { return Ok(()) };
         if let Some((_, at)) = self.written.as_ref().filter(|(written, _)| *written == due) {
             if at.elapsed() < limits::AUTHORITY_INTERVAL {

@@ -41,6 +41,8 @@ pub struct Metrics {
     pub webhook_handshakes_failed: IntCounter,
     /// When certificates end.
     pub certificates: Certificates,
+    /// Namespaces with pods of refits, by whether they have the authorities' certificates.
+    pub bundles: IntGaugeVec,
 }
 
 /// When the certificates that this process holds end, by whose they are.
@@ -101,6 +103,13 @@ impl Metrics {
                 opts("certificate_expiry_timestamp_seconds", "When a certificate ends, in Unix time."),
                 &["certificate"],
             )?),
+            bundles: IntGaugeVec::new(
+                opts(
+                    "bundles",
+                    "Namespaces with pods of refits: with the authorities' certificates of now, without.",
+                ),
+                &["state"],
+            )?,
         };
         // All fields by name, so that none is forgotten.
         let Self {
@@ -116,8 +125,9 @@ impl Metrics {
             webhook_seconds,
             webhook_handshakes_failed,
             certificates: Certificates(certificates),
+            bundles,
         } = &metrics;
-        let all: [Box<dyn Collector>; 11] = [
+        let all: [Box<dyn Collector>; 12] = [
             Box::new(leader.clone()),
             Box::new(build_info.clone()),
             refusals.collector(),
@@ -129,6 +139,7 @@ impl Metrics {
             Box::new(webhook_seconds.clone()),
             Box::new(webhook_handshakes_failed.clone()),
             Box::new(certificates.clone()),
+            Box::new(bundles.clone()),
         ];
         all.into_iter().try_for_each(|collector| registry.register(collector))?;
         // What counts failures is there, and 0, before anything fails.
@@ -138,6 +149,7 @@ impl Metrics {
         ["configmaps", "pods", "secrets", "weightrefits"]
             .iter()
             .for_each(|resource| drop(watch_failures.with_label_values(&[resource])));
+        ["current", "lacking"].iter().for_each(|state| drop(bundles.with_label_values(&[state])));
         ["deferred", "failed", "unchanged", "written"]
             .iter()
             .for_each(|outcome| drop(reconciles.with_label_values(&[outcome])));

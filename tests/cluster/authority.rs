@@ -3,9 +3,10 @@
 use crate::bed::Bed;
 use crate::operator::{is_true, made_ready, ready};
 use crate::rogue::Rogue;
-use crate::world::World;
+use crate::world::{Side, World};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use k8s_openapi::jiff::Timestamp;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime};
@@ -79,12 +80,16 @@ fn made(ago: u64, left: u64) -> [String; 2] {
 }
 
 impl World {
-    /// The Secret keeps these authorities from now on, by the prefix of their keys.
-    fn keep(&self, authorities: &[(&str, &[String; 2])]) {
+    /// The Secret keeps these authorities from now on, by the prefix of their keys; every namespace has had the younger
+    /// one's certificate since so many seconds ago.
+    fn keep(&self, authorities: &[(&str, &[String; 2])], announced: Option<u64>) {
         let of = |(prefix, [certificate, key]): &(&str, &[String; 2])| {
             [(format!("{prefix}.crt"), json!(certificate)), (format!("{prefix}.key"), json!(key))]
         };
-        let data: serde_json::Map<String, Value> = authorities.iter().flat_map(of).collect();
+        let mut data: serde_json::Map<String, Value> = authorities.iter().flat_map(of).collect();
+        let since = announced.map(|ago| SystemTime::now() - Duration::from_secs(ago));
+        let since = since.map(|since| Timestamp::try_from(since).expect("a time").to_string());
+        data.insert("next.announced".into(), json!(since.unwrap_or_default()));
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
             "metadata": {"name": CA_SECRET, "namespace": self.namespace}, "stringData": data,
@@ -126,25 +131,30 @@ fn an_authority_is_followed_by_the_next_while_rounds_go_on() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let world = World::consenting("succession");
     let first = made(500 * DAY, 200 * DAY);
-    world.keep(&[("tls", &first)]);
+    world.keep(&[("tls", &first)], None);
     let mut world = made_ready(world);
     // At two thirds of its life a successor is announced; the first signs on.
     world.wait("there is a successor", |world| !world.kept("next.crt").is_empty());
     let announced = world.kept("next.crt");
     world.wait("both are published", |world| world.is_bundle(&[&first[0], &announced]));
+    world.wait("that is written down", |world| !world.kept("next.announced").is_empty());
     assert!(is_of(&signer(&runtime, &world), &first));
     // Somebody who takes it out of the Secret again changes nothing for pods, and is not answered at once.
-    let without = json!({"data": {"next.crt": null, "next.key": null}}).to_string();
+    let without = json!({"data": {"next.crt": null, "next.key": null, "next.announced": null}}).to_string();
     world.bed.kubectl(&["patch", "secret", CA_SECRET, "-n", "succession", "--type=merge", "-p", &without]);
     world.refit(1);
     assert!(world.kept("next.crt").is_empty() && world.is_bundle(&[&first[0], &announced]));
     let (uid, token) = world.credentials("engine-1");
     let early = runtime.block_on(Rogue::enrolled(&world.port(), &uid, &token));
 
-    // A day after it was announced the successor signs, and what the first has signed is good.
+    // The day is over; only now the namespace gets the certificate, and its pods need time to mount it.
     let next = made(25 * HOUR, 600 * DAY);
-    world.keep(&[("tls", &first), ("next", &next)]);
+    world.keep(&[("tls", &first), ("next", &next)], None);
     world.wait("both are published", |world| world.is_bundle(&[&first[0], &next[0]]));
+    world.wait("that is written down", |world| !world.kept("next.announced").is_empty());
+    assert!(is_of(&signer(&runtime, &world), &first));
+    // A day after it was announced the successor signs, and what the first has signed is good.
+    world.keep(&[("tls", &first), ("next", &next)], Some(24 * HOUR));
     world.wait("the successor signs", |world| is_of(&signer(&runtime, world), &next));
     let mut early = early.at(&world.port());
     assert!(runtime.block_on(early.open(None)).is_ok());
@@ -157,7 +167,7 @@ fn an_authority_is_followed_by_the_next_while_rounds_go_on() {
 
     // When all that the first has signed has ended, it is forgotten.
     let next = made(52 * HOUR, 600 * DAY);
-    world.keep(&[("tls", &first), ("next", &next)]);
+    world.keep(&[("tls", &first), ("next", &next)], Some(51 * HOUR));
     world.wait("it takes the first one's place", |world| {
         world.kept("tls.crt") == next[0] && world.kept("next.crt").is_empty()
     });
@@ -174,6 +184,41 @@ fn an_authority_is_followed_by_the_next_while_rounds_go_on() {
     world.wait("each rank of both replicas is right", |world| world.checks(3) == 4);
     let status = world.get()["status"].clone();
     assert_eq!(status["membership"]["epoch"], 1, "{status:#}");
+}
+
+#[test]
+fn a_successor_waits_for_a_namespace_that_lacks_its_certificate() {
+    let mut world = World::new("lacking");
+    let first = made(10 * DAY, 690 * DAY);
+    world.keep(&[("tls", &first)], None);
+    world.start_operator();
+    world.apply();
+    world.create_pod(Side::Training, 0);
+    world.wait("the namespace has the certificate", |world| world.is_bundle(&[&first[0]]));
+    let counts = |world: &World, state: &str, number: u32| {
+        world.metrics().contains(&format!("weightrefit_operator_bundles{{state=\"{state}\"}} {number}\n"))
+    };
+    world.wait("it is counted", |world| counts(world, "current", 1) && counts(world, "lacking", 0));
+
+    // From now on it can be given nothing more.
+    let role = "clusterrole/weightrefit:operator:lacking";
+    let all = world.bed.kubectl(&["get", role, "-o", "json"]);
+    let mut fewer: Value = serde_json::from_str(&all).expect("JSON");
+    let rules = fewer["rules"].as_array_mut().expect("a list");
+    rules.retain(|rule| rule["resourceNames"] != json!([CA_BUNDLE]));
+    let rules = json!({"rules": rules}).to_string();
+    world.bed.kubectl(&["patch", role, "--type=merge", "-p", &rules]);
+    let old = made(500 * DAY, 200 * DAY);
+    world.keep(&[("tls", &old)], None);
+    world.wait("there is a successor", |world| !world.kept("next.crt").is_empty());
+    world.wait("it is counted", |world| counts(world, "current", 0) && counts(world, "lacking", 1));
+    assert_eq!(world.kept("next.announced"), "");
+
+    let all: Value = serde_json::from_str(&all).expect("JSON");
+    world.bed.kubectl(&["patch", role, "--type=merge", "-p", &json!({"rules": all["rules"]}).to_string()]);
+    world.wait("it is announced", |world| !world.kept("next.announced").is_empty());
+    let next = world.kept("next.crt");
+    assert!(world.is_bundle(&[&old[0], &next]) && counts(&world, "lacking", 0));
 }
 
 #[test]

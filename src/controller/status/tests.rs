@@ -4,7 +4,7 @@ use super::*;
 use crate::api::condition::{Condition, ConditionStatus, ConditionType};
 use crate::controller::pod_facts::{POD_INDEX_LABEL, PodPhase, Side};
 use crate::controller::reason::AcceptedReason;
-use crate::controller::workload::{Group, Told, Workload, Workloads};
+use crate::controller::workload::{Group, Workload};
 use crate::coordinator::{AgentView, EndedRound, Refused};
 use std::time::{Duration, UNIX_EPOCH};
 use weightrefit_core::code::Code;
