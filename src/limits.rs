@@ -187,6 +187,10 @@ pub const AUTHORITY_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// that name two are 133 questions a second, each for one object.
 pub const WORKLOAD_LIFETIME: Duration = Duration::from_secs(15);
 
+/// From one look at the owner of the authority's Secret and the lease to the next: two questions. Without an owner they
+/// would stay when the definition goes, and nothing else would be wrong.
+pub const OWNERSHIP_INTERVAL: Duration = Duration::from_secs(30);
+
 /// From one count of the namespaces that have the authorities' certificates to the next: of what is known here, so that
 /// it costs nothing, and a successor is announced for a day.
 pub const BUNDLES_INTERVAL: Duration = Duration::from_secs(10);

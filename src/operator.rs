@@ -173,7 +173,7 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     };
     metrics.leader.set(1);
     let definition = Arc::new(Definition::new(client.clone()));
-    tokio::spawn(adopt_own(client.clone(), Arc::clone(&definition), namespace));
+    tokio::spawn(keep_own(client.clone(), Arc::clone(&definition), namespace));
     let bundles = Arc::new(Bundles::new(client.clone(), definition));
     tokio::spawn(oversee(
         Arc::clone(&bundles),
@@ -212,17 +212,24 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     Ok(())
 }
 
-/// Makes what every operator of this namespace uses the definition's, which may come later than the operator.
-async fn adopt_own(client: Client, definition: Arc<Definition>, namespace: String) {
+/// Makes what every operator of this namespace uses the definition's, which may come later than the operator, and keeps it
+/// so: what somebody deletes is made anew, by whichever process notices, without an owner.
+async fn keep_own(client: Client, definition: Arc<Definition>, namespace: String) {
     let secrets = secrets(&client, &namespace);
     let leases = Api::<Lease>::namespaced(client, &namespace);
-    let adopt = async || {
-        definition.adopt(&secrets, CA_SECRET).await?;
-        definition.adopt(&leases, LEASE).await
+    let keep = async || {
+        definition.keep(&secrets, CA_SECRET).await?;
+        definition.keep(&leases, LEASE).await
     };
-    while let Err(error) = adopt().await {
-        tracing::debug!(%error, "the authority's secret and the lease have no owner yet");
-        tokio::time::sleep(limits::RECONCILE_RETRY).await;
+    loop {
+        let again = match keep().await {
+            Ok(()) => limits::OWNERSHIP_INTERVAL,
+            Err(error) => {
+                tracing::debug!(%error, "the authority's secret and the lease have no owner yet");
+                limits::RECONCILE_RETRY
+            }
+        };
+        tokio::time::sleep(again).await;
     }
 }
 

@@ -10,19 +10,19 @@ use kube::{Api, Client, CustomResourceExt, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::fmt::Debug;
-use tokio::sync::OnceCell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Knows the definition, once it was asked for.
 pub struct Definition {
     client: Client,
-    found: OnceCell<OwnerReference>,
+    found: Mutex<Option<OwnerReference>>,
 }
 
 impl Definition {
     /// Nothing is asked yet.
     #[must_use]
     pub fn new(client: Client) -> Self {
-        Self { client, found: OnceCell::new() }
+        Self { client, found: Mutex::default() }
     }
 
     /// Makes the definition an owner of the object, which is there. Other owners stay.
@@ -33,18 +33,38 @@ impl Definition {
     where
         K: Resource + Clone + Debug + DeserializeOwned,
     {
-        let owner = self.found.get_or_try_init(|| self.find()).await?;
+        // Asked anew each time: what one that is gone owns is collected.
+        let owner = self.find().await?;
         // Strategic: the API server merges lists of owners by UID.
-        let patch = Patch::Strategic(json!({"metadata": {"ownerReferences": [owner]}}));
+        let patch = Patch::Strategic(json!({"metadata": {"ownerReferences": [&owner]}}));
+        *self.found() = Some(owner);
         let parameters =
             PatchParams { field_manager: Some(limits::FIELD_MANAGER.into()), ..Default::default() };
         api.patch_metadata(name, &parameters, &patch).await.map(drop)
     }
 
+    /// As [`Self::adopt`], where the definition does not own the object yet.
+    ///
+    /// # Errors
+    /// Those of [`Self::adopt`].
+    pub async fn keep<K>(&self, api: &Api<K>, name: &str) -> Result<(), kube::Error>
+    where
+        K: Resource + Clone + Debug + DeserializeOwned,
+    {
+        match self.owns(&api.get_metadata(name).await?) {
+            true => Ok(()),
+            false => self.adopt(api, name).await,
+        }
+    }
+
     /// Whether the object, as the API server has it, is the definition's already.
     pub fn owns(&self, object: &impl Resource) -> bool {
         let owners = object.meta().owner_references.as_deref().unwrap_or_default();
-        self.found.get().is_some_and(|own| owners.iter().any(|owner| owner.uid == own.uid))
+        self.found().as_ref().is_some_and(|own| owners.iter().any(|owner| owner.uid == own.uid))
+    }
+
+    fn found(&self) -> MutexGuard<'_, Option<OwnerReference>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn find(&self) -> Result<OwnerReference, kube::Error> {

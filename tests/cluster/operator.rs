@@ -34,13 +34,20 @@ fn what_the_operator_makes_is_owned_by_the_definition_and_goes_with_it() {
     world.start_pods();
     let definition = ["get", "crd", "weightrefits.weightrefit.dev", "-o", "jsonpath={.metadata.uid}"];
     let uid = world.bed.kubectl(&definition);
-    for object in ["secret/weightrefit-ca", "lease/weightrefit-operator", "configmap/weightrefit-ca-bundle"] {
-        world.wait(object, |world| {
-            let owners = "jsonpath={.metadata.ownerReferences[*].uid}";
-            let output = world.bed.try_kubectl(&["get", object, "-n", "owned", "-o", owners]);
-            output.stdout == uid.as_bytes()
-        });
-    }
+    let objects = ["secret/weightrefit-ca", "lease/weightrefit-operator", "configmap/weightrefit-ca-bundle"];
+    let wait_until_owned = |world: &mut World| {
+        for object in objects {
+            world.wait(object, |world| {
+                let owners = "jsonpath={.metadata.ownerReferences[*].uid}";
+                let output = world.bed.try_kubectl(&["get", object, "-n", "owned", "-o", owners]);
+                output.stdout == uid.as_bytes()
+            });
+        }
+    };
+    wait_until_owned(&mut world);
+    // Whatever of it somebody deletes is made anew, and its owner told anew.
+    objects.iter().for_each(|object| drop(world.bed.kubectl(&["delete", object, "-n", "owned"])));
+    wait_until_owned(&mut world);
 }
 
 #[test]
