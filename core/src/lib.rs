@@ -8,6 +8,7 @@ pub mod code;
 pub mod digest;
 pub mod dtype;
 pub mod id;
+pub mod interface;
 pub mod layout;
 pub mod limits;
 pub mod membership;

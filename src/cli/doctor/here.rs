@@ -3,6 +3,7 @@
 use super::finding::Finding;
 use rustix::process::{Resource, getrlimit};
 use weightrefit_core::code::Code;
+use weightrefit_core::interface::{self, Library};
 
 /// Locked memory that a network card's library registers before its first message.
 const MEMLOCK_BYTES: u64 = 64 << 20;
@@ -10,8 +11,9 @@ const MEMLOCK_BYTES: u64 = 64 << 20;
 /// Shared memory of a container that mounts none: too little for any engine of several processes.
 const SHM_DEFAULT_BYTES: u64 = 64 << 20;
 
-/// Variables that name the interfaces that libraries must use, by exact name, prefix or exclusion.
-const INTERFACE_VARIABLES: [&str; 2] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
+/// Variables that name the interfaces that libraries must use.
+const INTERFACE_VARIABLES: [(&str, Library); 2] =
+    [("NCCL_SOCKET_IFNAME", Library::Nccl), ("GLOO_SOCKET_IFNAME", Library::Gloo)];
 
 /// Whether this is a container of a pod.
 pub(super) fn is_pod() -> bool {
@@ -27,8 +29,10 @@ pub(super) fn look() -> Vec<Finding> {
         .flatten()
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .collect();
-    let named = INTERFACE_VARIABLES.into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?)));
-    let interfaces = named.map(|(name, value)| interfaces(name, &value, &present));
+    let interfaces = INTERFACE_VARIABLES.into_iter().filter_map(|(variable, library)| {
+        let value = std::env::var(variable).ok()?;
+        Some(interfaces(variable, library, &value, &present))
+    });
     [memlock, self::shm(shm)].into_iter().chain(interfaces).collect()
 }
 
@@ -57,19 +61,9 @@ fn shm(bytes: Option<u64>) -> Finding {
     }
 }
 
-/// `value` is a list of prefixes, of exact names after `=`, or of what must not be after `^`, as NCCL reads it.
-fn interfaces(variable: &'static str, value: &str, present: &[String]) -> Finding {
+fn interfaces(variable: &'static str, library: Library, value: &str, present: &[String]) -> Finding {
     let check = "interface";
-    let (is_exact, list) = match value.strip_prefix('=') {
-        Some(list) => (true, list),
-        None => (false, value),
-    };
-    let names = |name: &str| {
-        present
-            .iter()
-            .any(|have| if is_exact { have == name } else { !name.is_empty() && have.starts_with(name) })
-    };
-    if value.starts_with('^') || list.split(',').any(names) {
+    if interface::finds(library, value, present) {
         return Finding::good(check, format!("{variable}={value}"));
     }
     Finding::wrong(
@@ -88,16 +82,10 @@ mod tests {
     #[test]
     fn what_a_pod_lacks_is_told() {
         let present = ["lo".to_owned(), "eth0".to_owned(), "ens1f0".to_owned()];
-        for (value, want) in [
-            ("eth", Level::Good),
-            ("=eth0", Level::Good),
-            ("=eth", Level::Wrong),
-            ("ib0,ens1", Level::Good),
-            ("^docker0,lo", Level::Good),
-            ("ib", Level::Wrong),
-            ("", Level::Wrong),
-        ] {
-            assert_eq!(interfaces("NCCL_SOCKET_IFNAME", value, &present).level, want, "{value}");
+        for (variable, library) in INTERFACE_VARIABLES {
+            for (value, want) in [("eth0", Level::Good), ("ib0", Level::Wrong)] {
+                assert_eq!(interfaces(variable, library, value, &present).level, want, "{variable}={value}");
+            }
         }
         for (limit, want) in
             [(None, Level::Good), (Some(8 << 20), Level::Advice), (Some(1 << 30), Level::Good)]
