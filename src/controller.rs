@@ -17,6 +17,7 @@ pub mod ownership;
 pub mod pod;
 pub mod pod_facts;
 pub mod pods;
+pub mod readiness;
 pub mod reason;
 pub mod record;
 pub mod relation;

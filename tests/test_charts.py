@@ -22,6 +22,7 @@ SNAPSHOTS = ROOT / "tests/charts"
 # Texts for people, which have tests of their own; only their names are recorded.
 LONG = ("weightrefit-runbooks", "weightrefit-dashboard-fleet", "weightrefit-dashboard-refit")
 
+RIGHTS = ("operator-rbac.yaml", "people-rbac.yaml", "readiness-rbac.yaml")
 
 class Charts(unittest.TestCase):
     def test_helm_finds_nothing_to_mend(self):
@@ -93,17 +94,22 @@ class Charts(unittest.TestCase):
                     self.assertEqual(rule[0]["resourceNames"], [hook["metadata"]["name"]])
 
     def test_rights_are_those_that_the_operator_is_tested_with(self):
-        objects = render(CHART)
-        for file in ("operator-rbac.yaml", "people-rbac.yaml"):
+        objects = render(CHART, "--set", "readinessGate.enabled=true")
+        for file in RIGHTS:
             for document in yaml.safe_load_all((CHART / "files" / file).read_text()):
                 rendered = one(objects, document["kind"], document["metadata"]["name"])
-                for part in ("rules", "roleRef", "subjects"):
+                for part in ("rules", "roleRef", "subjects", "spec"):
                     self.assertEqual(rendered.get(part), document.get(part), document["metadata"])
                 labels = document["metadata"].get("labels", {})
                 self.assertLessEqual(labels.items(), rendered["metadata"]["labels"].items())
 
+    def test_nobody_may_write_pods_unless_their_gates_are_wanted(self):
+        for objects, wanted in ((render(CHART), False), (render(CHART, "--set", "readinessGate.enabled=true"), True)):
+            names = {thing["metadata"]["name"] for thing in objects if "readiness" in thing["metadata"]["name"]}
+            self.assertEqual(names, {"weightrefit:readiness", "weightrefit-readiness"} if wanted else set())
+
     def test_each_rule_of_rights_says_why(self):
-        for file in ("operator-rbac.yaml", "people-rbac.yaml"):
+        for file in RIGHTS:
             above = ""
             for line in (CHART / "files" / file).read_text().splitlines():
                 if line.startswith("- apiGroups") and not above.startswith("  verbs:"):

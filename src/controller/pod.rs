@@ -24,6 +24,16 @@ pub struct PodSpec {
     pub service_account_name: Option<String>,
     /// Its node, once it is scheduled.
     pub node_name: Option<String>,
+    /// What must hold of it before it counts as ready.
+    pub readiness_gates: Option<Vec<ReadinessGate>>,
+}
+
+/// A condition that others than the kubelet write.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReadinessGate {
+    /// The condition.
+    pub condition_type: String,
 }
 
 /// What became of a pod.

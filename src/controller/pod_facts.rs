@@ -16,6 +16,9 @@ pub const POOL_LABEL: &str = "weightrefit.dev/pool";
 /// Label in which a StatefulSet's controller tells the ordinal.
 pub const POD_INDEX_LABEL: &str = "apps.kubernetes.io/pod-index";
 
+/// Condition that a pod may name as a readiness gate: its engines serve a verified version.
+pub const WEIGHTS_CURRENT: &str = "weightrefit.dev/WeightsCurrent";
+
 /// The pool of pods without [`POOL_LABEL`].
 const DEFAULT_POOL: &str = "default";
 /// The service account of pods that name none.
@@ -85,6 +88,10 @@ pub struct PodFacts {
     pub phase: PodPhase,
     /// Whether its condition `Ready` is true.
     pub ready: bool,
+    /// Whether [`WEIGHTS_CURRENT`] is one of its readiness gates.
+    pub is_gated: bool,
+    /// Whether that condition is true.
+    pub has_current_weights: bool,
     /// Whether its deletion has begun.
     pub deleting: bool,
     /// When it was created.
@@ -157,7 +164,13 @@ impl PodFacts {
             marks: marks(meta),
             owner: meta.owner_references.iter().flatten().find(|o| o.controller == Some(true)).map(owner),
             phase: phase(status),
-            ready: status.is_some_and(is_ready),
+            ready: status.is_some_and(|status| holds(status, "Ready")),
+            is_gated: spec
+                .readiness_gates
+                .iter()
+                .flatten()
+                .any(|gate| gate.condition_type == WEIGHTS_CURRENT),
+            has_current_weights: status.is_some_and(|status| holds(status, WEIGHTS_CURRENT)),
             deleting: meta.deletion_timestamp.is_some(),
             created: meta.creation_timestamp.clone(),
             namespace,
@@ -286,7 +299,7 @@ fn phase(status: Option<&PodStatus>) -> PodPhase {
     }
 }
 
-fn is_ready(status: &PodStatus) -> bool {
+fn holds(status: &PodStatus, kind: &str) -> bool {
     let mut conditions = status.conditions.iter().flatten();
-    conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
+    conditions.any(|condition| condition.kind == kind && condition.status == "True")
 }

@@ -17,6 +17,7 @@ use super::figures::Figures;
 use super::gate::ClusterGate;
 use super::pod_facts::PodFacts;
 use super::pods::Pods;
+use super::readiness::{Gates, due};
 use super::reason::{AcceptedReason, Reason};
 use super::record::PodName;
 use super::seats::{SeatError, seat};
@@ -92,6 +93,7 @@ pub(super) struct Relation {
     key: String,
     maps: ConfigMaps,
     workloads: Reader,
+    gates: Gates,
     trust: Receiver<Trust>,
     applied: Option<Applied>,
     /// Of the generation that was looked at last.
@@ -120,6 +122,7 @@ impl Relation {
                 shared.watch_failures.clone(),
             ),
             workloads: Reader::new(shared.client.clone()),
+            gates: Gates::new(shared.client.clone()),
             events: Publisher::new(shared.recorder.clone()),
             trust: shared.trust.clone(),
             shared,
@@ -219,6 +222,11 @@ impl Relation {
             again = again.min(applied.settles_at());
         }
         let view = self.applied.as_ref().map(|applied| applied.view().borrow().clone());
+        if let Some(view) = &view
+            && let Some(at) = self.gates.write(due(&pods, view)).await
+        {
+            again = again.min(at);
+        }
         let pod_name = pod_name(&self.shared.pods);
         let observed = Observed {
             namespace: &namespace,

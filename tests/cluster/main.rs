@@ -21,6 +21,7 @@ mod members;
 mod operator;
 mod pods;
 mod process;
+mod readiness;
 mod rogue;
 mod workloads;
 mod world;

@@ -16,6 +16,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use weightrefit::api::documents::{Documents, SourceText};
 use weightrefit::api::resolve::{Options, resolve};
+use weightrefit::controller::pod_facts::WEIGHTS_CURRENT;
 use weightrefit::identity::{CA_BUNDLE, CA_BUNDLE_KEY, SERVER_NAME};
 
 /// For what follows within seconds unless the machine is busy.
@@ -38,6 +39,8 @@ pub(crate) struct World {
     api_server: Option<String>,
     /// More flags of its operators, and what keeps for itself what they name.
     webhook: Option<injected::Webhook>,
+    /// Engines' pods ask for the readiness gate.
+    is_gated: bool,
     pods: BTreeMap<String, Pod>,
     starts: u32,
     worlds: u32,
@@ -82,13 +85,7 @@ impl World {
         let bed = Bed::shared();
         bed.define_refits();
         bed.create_namespace(namespace);
-        let rights = std::fs::read_to_string(checkout().join("charts/weightrefit/files/operator-rbac.yaml"));
-        let rights = rights
-            .expect("the manifest")
-            .replace("weightrefit-system", namespace)
-            .replace("weightrefit:operator", &format!("weightrefit:operator:{namespace}"))
-            .replace("resourceNames: [weightrefit]", &format!("resourceNames: [weightrefit-{namespace}]"));
-        bed.send("apply", rights);
+        bed.send("apply", rights("operator-rbac.yaml", namespace));
         for side in [Side::Training, Side::Inference] {
             bed.kubectl(&["create", "serviceaccount", side.owner(), "-n", namespace]);
         }
@@ -103,6 +100,7 @@ impl World {
             agents: None,
             api_server: None,
             webhook: None,
+            is_gated: false,
             pods: BTreeMap::new(),
             starts: 0,
             worlds: 0,
@@ -117,6 +115,12 @@ impl World {
         world.consent(Side::Training);
         world.consent(Side::Inference);
         world
+    }
+
+    /// Engines' pods ask for the readiness gate from now on, and the operator may write it.
+    pub(crate) fn gate_engines(&mut self) {
+        self.bed.send("apply", rights("readiness-rbac.yaml", &self.namespace));
+        self.is_gated = true;
     }
 
     /// The namespace permits the account of a side.
@@ -226,6 +230,10 @@ impl World {
         let node = format!("{namespace}-{name}");
         let node_document = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
         self.bed.apply("/api/v1/nodes", &node_document);
+        let gates = match self.is_gated && side == Side::Inference {
+            true => json!([{"conditionType": WEIGHTS_CURRENT}]),
+            false => json!([]),
+        };
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
@@ -239,6 +247,7 @@ impl World {
             "spec": {
                 "nodeName": node,
                 "serviceAccountName": side.owner(),
+                "readinessGates": gates,
                 "containers": [{"name": "main", "image": "none"}],
             },
         });
@@ -350,6 +359,16 @@ impl World {
         self.worlds += 1;
         self.pods.values_mut().filter(|pod| pod.side == Side::Training).for_each(|pod| pod.clients.clear());
         self.run_pods();
+    }
+
+    /// The engines of a pod end; [`Self::run_pods`] starts others.
+    pub(crate) fn stop_engines(&mut self, name: &str) {
+        self.pods.get_mut(name).expect("a pod").clients.clear();
+    }
+
+    /// Whether the agent has taken what all clients of the pod hold.
+    pub(crate) fn is_registered(&self, name: &str) -> bool {
+        self.pods[name].clients.iter().all(|client| client.said("{\"type\":\"registered\"}"))
     }
 
     /// Deletes the pod, and what runs in it.
@@ -478,6 +497,16 @@ impl World {
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
+}
+
+/// What the chart gives the operator by this file, for one of this namespace.
+fn rights(file: &str, namespace: &str) -> String {
+    let rights = std::fs::read_to_string(checkout().join("charts/weightrefit/files").join(file));
+    (rights.expect("the manifest").replace("weightrefit-system", namespace))
+        .replace("weightrefit:operator", &format!("weightrefit:operator:{namespace}"))
+        .replace("weightrefit:readiness", &format!("weightrefit:readiness:{namespace}"))
+        .replace("weightrefit-readiness", &format!("weightrefit-readiness-{namespace}"))
+        .replace("resourceNames: [weightrefit]", &format!("resourceNames: [weightrefit-{namespace}]"))
 }
 
 /// The first value of this field in a process's log.

@@ -31,6 +31,8 @@ fn pod(side: Side, name: &str) -> PodFacts {
         owner: None,
         phase: PodPhase::Running,
         ready: true,
+        is_gated: false,
+        has_current_weights: false,
         deleting: false,
         created: None,
     }

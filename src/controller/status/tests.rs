@@ -40,6 +40,8 @@ fn pod(side: Side, ordinal: u32) -> Arc<PodFacts> {
         owner: None,
         phase: PodPhase::Running,
         ready: true,
+        is_gated: false,
+        has_current_weights: false,
         deleting: false,
         created: None,
     })
