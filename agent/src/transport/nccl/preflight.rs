@@ -204,6 +204,13 @@ mod tests {
     }
 
     #[test]
+    fn nobody_takes_turns_with_an_engine_unasked() {
+        let reason = find(&Settings::default(), 1).expect_err("not asked");
+        assert_eq!(reason.code, Code::TransportUnavailable);
+        assert!(reason.text.contains("--allow-time-slicing was not given"), "{reason}");
+    }
+
+    #[test]
     fn each_rank_gets_the_gpu_that_it_was_promised_or_a_reason() {
         let visible = [device("GPU-a", "H200"), device("GPU-b", "H200")];
         let slice = [device("GPU-c", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")];
