@@ -124,6 +124,14 @@ reasons! {
     CommunicatorsReadyReason of CommunicatorsReady {
         Tcp: "All members are connected; bytes travel by TCP.",
             "None needed.";
+        Nccl: "All members are connected; bytes travel by NCCL.",
+            "None needed.";
+        Mixed: "All members are connected; bytes of some replicas travel by NCCL, those of others by TCP.",
+            "None needed. The message says what the others lack, as a code: `weightrefit explain CODE`.";
+        Forming: "Communicators of replicas are being formed.",
+            "None needed if it passes. If it lasts, read the agent logs of the replicas' pods and of the leader's.";
+        NcclMissing: "The resource asks for NCCL, and replicas cannot use it; they take part in no round.",
+            "The message has the code: `weightrefit explain CODE`. With transport Auto they would take TCP.";
         NoMembership: "There is no membership yet.",
             "See MembersResolved and Authorized: a membership is made when both hold.";
         AgentsMissing: "Members' agents are not connected.",

@@ -5,6 +5,7 @@
 //! - T2: while a round runs, or agents have not had the time to connect again, what the fleet does is what it did.
 //! - T3: a condition's time changes with its status only.
 
+mod carriers;
 mod conditions;
 mod fleet;
 mod known;

@@ -26,6 +26,9 @@ pub(super) enum Heard {
     Recorded { seat: Seat, page: v1::Recorded },
 }
 
+/// What an agent may say of a replica's bytes.
+const CARRIERS: [&str; 3] = ["nccl", "tcp", "forming"];
+
 /// States that an engine can be in; empty for training ranks and without a client.
 const ENGINE_STATES: [&str; 6] = ["", "Cold", "Serving", "Quiet", "Applied", "Dirty"];
 
@@ -91,6 +94,32 @@ fn check_state(agent: &Joining, state: &mut v1::State) -> Result<(), v1::Fault> 
         }
         if !told.insert(seat) {
             return refuse(format!("two states of {}", short(&wire::seat(claim)?)));
+        }
+    }
+    check_carriers(agent, &mut state.carriers)
+}
+
+fn check_carriers(agent: &Joining, carriers: &mut [v1::Carrier]) -> Result<(), v1::Fault> {
+    let mut told = BTreeSet::new();
+    for carrier in carriers {
+        let name = wire::shown(&format!("{}/{}", carrier.pool, carrier.replica));
+        let is_of = |seat: &Seat| match seat {
+            Seat::Inference { pool, replica, .. } => (pool, replica) == (&carrier.pool, &carrier.replica),
+            Seat::Training { .. } => false,
+        };
+        if !agent.seats.iter().any(is_of) {
+            let text = format!("carrier of {name}, of which the agent of pod {} holds no rank", agent.pod);
+            return Err(fault(Code::Unauthorized, text));
+        }
+        if !CARRIERS.contains(&carrier.transport.as_str()) {
+            let text = format!("bytes of {name} do not go by `{}`", wire::shown(&carrier.transport));
+            return Err(fault(Code::Unsupported, text));
+        }
+        for text in [&mut carrier.code, &mut carrier.reason] {
+            wire::bound_text(text);
+        }
+        if !told.insert((&carrier.pool, &carrier.replica)) {
+            return Err(fault(Code::Unsupported, format!("two carriers of {name}")));
         }
     }
     Ok(())

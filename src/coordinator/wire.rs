@@ -33,9 +33,12 @@ pub(super) fn misunderstood(status: &Status) -> Option<v1::Fault> {
 
 /// Bounds the text of a fault that an agent reports (H4).
 pub(super) fn bound(fault: &mut v1::Fault) {
-    for text in [&mut fault.code, &mut fault.message, &mut fault.hint] {
-        *text = text.chars().take(limits::MESSAGE_MAX).collect();
-    }
+    [&mut fault.code, &mut fault.message, &mut fault.hint].into_iter().for_each(bound_text);
+}
+
+/// Bounds a text of an agent (H4).
+pub(super) fn bound_text(text: &mut String) {
+    *text = text.chars().take(limits::MESSAGE_MAX).collect();
 }
 
 /// Checks a `joining` against what the connection proved (C2). Who its pod is, the gate says.

@@ -74,7 +74,7 @@ fn arguments(settings: &Settings, profile: &Profile, claim: &Claim) -> Vec<Strin
         LogFormat::Text => "text",
         LogFormat::Json => "json",
     };
-    vec![
+    let mut arguments = vec![
         // An agent that fails begins anew where it is: the container's restart count is read as the pod's health.
         "--supervise".to_owned(),
         format!("--coordinator={}", settings.coordinator),
@@ -88,7 +88,9 @@ fn arguments(settings: &Settings, profile: &Profile, claim: &Claim) -> Vec<Strin
         "--listen=$(POD_IP)".to_owned(),
         format!("--metrics={}", profile.metrics_port),
         format!("--log-format={format}"),
-    ]
+    ];
+    arguments.extend(profile.allow_time_slicing.then(|| "--allow-time-slicing".to_owned()));
+    arguments
 }
 
 fn variable(name: &str, field: &str) -> Value {

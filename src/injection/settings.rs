@@ -48,6 +48,9 @@ pub struct Profile {
     /// sharedProcesses: whether pods that share their processes get an agent, although others of the pod can read its
     /// token and key. Default false.
     pub shared_processes: bool,
+    /// allowTimeSlicing: whether the agent's kernels may take turns with those of trainer or engine on one GPU, which
+    /// holds these up while bytes move; without it bytes never go by NCCL. Default false.
+    pub allow_time_slicing: bool,
 }
 
 /// Where tensors lie.
@@ -95,6 +98,7 @@ impl Default for Profile {
             log_format: LogFormat::default(),
             run_as_user: None,
             shared_processes: false,
+            allow_time_slicing: false,
         }
     }
 }

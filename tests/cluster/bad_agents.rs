@@ -318,6 +318,16 @@ async fn lie_on_a_stream(rogue: &Rogue, uid: &str) {
         |claim: v1::Claim| v1::RankState { claim: Some(claim), registered: true, ..Default::default() };
     let state = |ranks: Vec<v1::RankState>| v1::State { ranks, ..Default::default() };
     let own_rank = || rank(inference("engine-2", 0));
+    let carrier = |(replica, transport): &(&str, &str)| v1::Carrier {
+        pool: "default".into(),
+        replica: (*replica).into(),
+        transport: (*transport).into(),
+        ..Default::default()
+    };
+    let carried = |carriers: &[(&str, &str)]| v1::State {
+        carriers: carriers.iter().map(carrier).collect(),
+        ..Default::default()
+    };
     let last = Some(v1::VersionName { run: u64::MAX, step: 0 });
     let accepted = |epoch| v1::Accepted { epoch, ..Default::default() };
     let rows = [
@@ -346,6 +356,24 @@ async fn lie_on_a_stream(rogue: &Rogue, uid: &str) {
             Kind::State(state(vec![v1::RankState { engine_state: "Flying".into(), ..own_rank() }])),
             "Unsupported",
             "no engine is `Flying`",
+        ),
+        (
+            "another's carrier",
+            Kind::State(carried(&[("engine-0", "nccl")])),
+            "Unauthorized",
+            "carrier of default/engine-0, of which",
+        ),
+        (
+            "a carrier pigeon",
+            Kind::State(carried(&[("engine-2", "pigeon")])),
+            "Unsupported",
+            "bytes of default/engine-2 do not go by `pigeon`",
+        ),
+        (
+            "two carriers",
+            Kind::State(carried(&[("engine-2", "tcp"), ("engine-2", "nccl")])),
+            "Unsupported",
+            "two carriers of default/engine-2",
         ),
         (
             "the last version",

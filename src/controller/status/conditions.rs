@@ -1,5 +1,6 @@
 //! The conditions: each a function of what is observed, with the time of its last change carried over (T3).
 
+use super::carriers::carriers;
 use super::fleet::ReplicaNow;
 use super::known::Known;
 use super::{Memory, Observed, Unaccepted, shown};
@@ -310,7 +311,9 @@ impl Made<'_> {
                 format!("{waiting} of {all} members have not answered to epoch {} yet.", membership.epoch());
             return self.condition(False, R::Configuring, message);
         }
-        self.condition(True, R::Tcp, format!("TCP on all {all} ranks, protected by TLS."))
+        let (reason, message) = carriers(view, membership, self.observed.spec.transfer.transport);
+        let status = if matches!(reason, R::Forming | R::NcclMissing) { False } else { True };
+        self.condition(status, reason, message)
     }
 
     fn ready(&self, [accepted, authorized, resolved]: [bool; 3], replicas: &[ReplicaNow]) -> Condition {
