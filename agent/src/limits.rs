@@ -112,6 +112,15 @@ pub const HANDSHAKES_MAX: usize = 64;
 /// Time from accepting a connection to having read its first frame.
 pub const ADMISSION_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A destination may ask before this agent has heard of the round from its leader, who tells both at once: it is let wait
+/// for this long instead of being told to come again.
+pub const OFFER_WAIT_MAX: Duration = Duration::from_millis(100);
+const _: () = assert!(OFFER_WAIT_MAX.as_millis() < ADMISSION_TIMEOUT.as_millis());
+
+/// Connections whose streams have ended, kept for those of the next round: a thread and a socket each. When one more is
+/// to be kept the oldest goes, and is dialled anew where it is wanted.
+pub const RESTING_LINKS_MAX: usize = SEND_STREAMS_MAX;
+
 /// Time that a refused peer gets to read why.
 pub const PARTING_TIMEOUT: Duration = Duration::from_millis(500);
 

@@ -9,7 +9,7 @@ mod sides;
 
 use crate::executor::{DigestProgram, ExecutorError, Placements, Program, RankMemory};
 use crate::transport::nccl::{LaneMember, LanePlan};
-use crate::transport::tcp::{Peers, ReceiveFrom, ReceiveJob, SendJob, SendTo};
+use crate::transport::tcp::{Peers, ReceiveFrom, ReceiveJob, Resting, SendJob, SendTo};
 use sides::{Side, plan, side_of, sides, verification};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -276,7 +276,7 @@ impl Planned {
         round: RoundId,
         memory: RankMemory,
         deadline: Instant,
-        lane: Option<Arc<LaneMember>>,
+        (lane, resting): (Option<Arc<LaneMember>>, Arc<Resting>),
     ) -> Option<ReceiveJob> {
         let plan = self.slots.get(slot.0 as usize)?;
         let Task::Receive(receiving) = &plan.task else { return None };
@@ -289,6 +289,7 @@ impl Planned {
             streams: crate::limits::STREAMS_PER_PAIR,
             deadline,
             lane,
+            resting,
         })
     }
 

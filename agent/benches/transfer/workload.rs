@@ -125,6 +125,7 @@ impl Workload {
             streams,
             deadline: Instant::now() + Duration::from_secs(60),
             lane: None,
+            resting: Arc::default(),
         };
         let (ended, end) = channel();
         let begin = Instant::now();

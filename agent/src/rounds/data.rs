@@ -13,7 +13,9 @@ use crate::executor::{DigestProgram, RankMemory};
 use crate::limits;
 use crate::planned::{Planned, Task};
 use crate::transport::nccl::{Carried, Lanes, Settings};
-use crate::transport::tcp::{ByteServer, Receivers, Security, SendEvent, Senders, TransferError, receive};
+use crate::transport::tcp::{
+    ByteServer, Receivers, Resting, Security, SendEvent, Senders, TransferError, receive,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +58,8 @@ struct Place {
     receiving: Option<(RoundKey, Ticket, Receivers)>,
     digesting: Option<Digesting>,
     source: Option<Arc<Source>>,
+    /// Connections to its sources, of the present membership.
+    resting: Arc<Resting>,
     sending: BTreeMap<(RoundKey, u32), (Ticket, Senders)>,
 }
 
@@ -106,6 +110,7 @@ impl Data {
             {
                 place.staging = None;
             }
+            place.resting = Arc::default();
         }
         self.plan = Some(plan);
     }
@@ -215,9 +220,11 @@ impl Data {
         let planned = self.plan.clone()?;
         let timeout = Duration::from_millis(planned.topology.policies.timeouts.transfer_ms);
         let memory = self.staging(slot).map(|staging| staging.memory().clone());
+        let resting = Arc::clone(&self.place(slot)?.resting);
         let lane = planned.replica_of(slot).and_then(|replica| self.lanes.of(slot.0 as usize, replica));
         let deadline = Instant::now() + timeout;
-        let job = memory.and_then(|memory| planned.receive_job(slot, round.round, memory, deadline, lane));
+        let ways = (lane, resting);
+        let job = memory.and_then(|memory| planned.receive_job(slot, round.round, memory, deadline, ways));
         let Some(job) = job else {
             let replica = planned.replica_of(slot)?;
             return Some(unable(slot, round, replica));

@@ -1,16 +1,14 @@
 //! The GPU of one rank, as the executor inside the agent uses it: published memory is copied to the device once a
 //! round, staging comes back from it.
 //!
-//! G1: what a copy that was enqueued uses outlives it: every function here waits for its stream, and where it cannot
-//!     the caller ends the process ([`Waiting`]).
+//! G1: what a copy that was enqueued uses outlives it: every function here waits for its copies, and where it cannot,
+//!     the caller waits for its streams before it lets go of anything, this device included.
 
 use super::FlowError;
-use crate::cuda::{Context, CudaError, Device, DeviceMemory, Driver, Kernels, PinnedMemory, Stream};
+use crate::cuda::{Context, CudaError, Device, DeviceMemory, Driver, Event, Kernels, PinnedMemory, Stream};
 use crate::executor::RankMemory;
-use crate::limits;
 use crate::memory::Mapping;
-use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use weightrefit_core::round::message::RoundKey;
 
@@ -64,6 +62,8 @@ pub struct Gpu {
     window_bytes: u64,
     /// Published memory on the device, and the round that it is of.
     shard: Mutex<Option<(RoundKey, Arc<Shard>)>>,
+    /// Locked for one copy at a time; copies to and from the host wait for no peer.
+    bounce: Mutex<Bounce>,
 }
 
 /// Copies of a rank's memories on the device.
@@ -71,10 +71,9 @@ pub struct Gpu {
 pub(super) struct Shard(Vec<DeviceMemory>);
 
 impl Shard {
-    /// Where a memory begins.
-    pub(super) fn address(&self, mapping: u32) -> u64 {
-        let memory = self.0.get(mapping as usize);
-        memory.and_then(|memory| memory.address(0, memory.len()).ok()).unwrap_or(0)
+    /// Where each memory begins.
+    pub(super) fn addresses(&self) -> Vec<u64> {
+        self.0.iter().filter_map(|memory| memory.address(0, memory.len()).ok()).collect()
     }
 }
 
@@ -83,7 +82,8 @@ impl Gpu {
     pub fn new(driver: &Driver, device: Device, window_bytes: u64) -> Result<Self, CudaError> {
         let context = Context::new(driver, device)?;
         let kernels = Kernels::load(&context)?;
-        Ok(Self { context, kernels, window_bytes, shard: Mutex::default() })
+        let bounce = Mutex::new(Bounce::new(&context)?);
+        Ok(Self { context, kernels, window_bytes, shard: Mutex::default(), bounce })
     }
 
     pub(super) fn context(&self) -> &Context {
@@ -147,7 +147,7 @@ impl Gpu {
         stream: &Stream,
         waiting: &Waiting<'_>,
     ) -> Result<(), FlowError> {
-        let mut bounce = Bounce::new(&self.context, from.len())?;
+        let mut bounce = self.bounce();
         let mut at = 0;
         while at < from.len() {
             let bytes = (from.len() - at).min(BOUNCE_BYTES as u64);
@@ -168,7 +168,7 @@ impl Gpu {
         waiting: &Waiting<'_>,
     ) -> Result<DeviceMemory, FlowError> {
         let memory = self.reserve(bytes.len() as u64)?;
-        let mut bounce = Bounce::new(&self.context, bytes.len() as u64)?;
+        let mut bounce = self.bounce();
         for (index, piece) in bytes.chunks(BOUNCE_BYTES).enumerate() {
             let buffer = bounce.next(waiting)?;
             buffer.memory.bytes_mut()[..piece.len()].copy_from_slice(piece);
@@ -187,7 +187,7 @@ impl Gpu {
         stream: &Stream,
         waiting: &Waiting<'_>,
     ) -> Result<(), FlowError> {
-        let mut bounce = Bounce::new(&self.context, from.len())?;
+        let mut bounce = self.bounce();
         let mut pending: Option<(u64, u64)> = None;
         let mut at = 0;
         let bytes_all = from.len().min(to.len());
@@ -208,44 +208,33 @@ impl Gpu {
         }
         Ok(())
     }
-}
 
-/// Two pinned buffers, used in turn. Dropped once no copy uses them, which none keeps doing for long: copies to and
-/// from the host wait for no peer.
-struct Bounce {
-    buffers: ManuallyDrop<[Buffer; 2]>,
-    turn: usize,
-}
-
-impl Drop for Bounce {
-    fn drop(&mut self) {
-        let until = Instant::now() + limits::ABORT_MAX;
-        // A copy that failed uses nothing any more.
-        while !self.buffers.iter().all(|buffer| buffer.event.is_done().unwrap_or(true)) {
-            if Instant::now() >= until {
-                return; // leaked: what still copies may not find other memory there
-            }
-            std::thread::sleep(LOOK_MAX);
-        }
-        // SAFETY: dropped here and nowhere else, and not used afterwards.
-        unsafe { ManuallyDrop::drop(&mut self.buffers) };
+    fn bounce(&self) -> MutexGuard<'_, Bounce> {
+        self.bounce.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// Two pinned buffers, used in turn.
+#[derive(Debug)]
+struct Bounce {
+    buffers: [Buffer; 2],
+    turn: usize,
+}
+
+#[derive(Debug)]
 struct Buffer {
     memory: PinnedMemory,
     /// After the last copy that uses the memory.
-    event: crate::cuda::Event,
+    event: Event,
 }
 
 impl Bounce {
-    /// For copies of `bytes` bytes in all.
-    fn new(context: &Context, bytes: u64) -> Result<Self, CudaError> {
+    fn new(context: &Context) -> Result<Self, CudaError> {
         let buffer = || {
-            let memory = PinnedMemory::new(context, bytes.min(BOUNCE_BYTES as u64) as usize)?;
-            Ok::<_, CudaError>(Buffer { memory, event: crate::cuda::Event::new(context)? })
+            let memory = PinnedMemory::new(context, BOUNCE_BYTES)?;
+            Ok::<_, CudaError>(Buffer { memory, event: Event::new(context)? })
         };
-        Ok(Self { buffers: ManuallyDrop::new([buffer()?, buffer()?]), turn: 0 })
+        Ok(Self { buffers: [buffer()?, buffer()?], turn: 0 })
     }
 
     /// The next buffer, once nothing uses it any more.

@@ -2,7 +2,7 @@
 
 use super::FlowError;
 use super::communicator::{Aborted, Initialising, Join, Ready, Wedged};
-use super::flow::{self, Job, Lent};
+use super::flow::{self, Job, Kept};
 use super::gpu::{Gpu, Waiting};
 use super::lane::Reason;
 use super::symbols::Nccl;
@@ -101,6 +101,8 @@ struct Formed {
     attempt: u32,
     communicator: Ready,
     chunk: u64,
+    /// None before the first round.
+    kept: Option<Kept>,
 }
 
 impl Held {
@@ -108,7 +110,7 @@ impl Held {
         while let Ok(command) = inbox.recv() {
             match command {
                 Command::Form { attempt, join, chunk, done } => {
-                    self.end(None);
+                    self.end();
                     done(self.form(attempt, &join, chunk));
                 }
                 Command::Run { attempt, job, stopped, done } => {
@@ -117,12 +119,12 @@ impl Held {
                     done(result);
                 }
                 Command::Abort { done } => {
-                    self.end(None);
+                    self.end();
                     done();
                 }
             }
         }
-        self.end(None);
+        self.end();
     }
 
     fn form(&mut self, attempt: u32, join: &Join, chunk: u64) -> Result<(), FlowError> {
@@ -135,7 +137,7 @@ impl Held {
         };
         match waiting.until("all ranks of the lane", || Ok(joining.is_ready()?)) {
             Ok(()) => {
-                self.lane = Some(Formed { attempt, communicator: joining.ready(), chunk });
+                self.lane = Some(Formed { attempt, communicator: joining.ready(), chunk, kept: None });
                 Ok(())
             }
             Err(error) => {
@@ -146,16 +148,16 @@ impl Held {
     }
 
     fn run(&mut self, attempt: u32, job: &Job, stopped: &Stopped) -> Result<u64, FlowError> {
-        let formed = self.lane.take().filter(|formed| formed.attempt == attempt);
-        let formed = formed.ok_or_else(|| self.ended(attempt))?;
+        let Some(formed) = self.lane.as_mut().filter(|formed| formed.attempt == attempt) else {
+            return Err(self.ended(attempt));
+        };
         let over = || self.over.load(Ordering::Relaxed) >= attempt;
-        let mut lent = None;
         let stop = || stopped() || over();
-        let result = flow::run(job, &self.gpu, &formed.communicator, formed.chunk, &stop, &mut lent);
+        let Formed { communicator, chunk, kept, .. } = formed;
+        let result = flow::run(job, &self.gpu, communicator, *chunk, &stop, kept);
         let gone = result.is_err() && over();
-        self.lane = Some(formed);
         if result.is_err() {
-            self.end(lent);
+            self.end();
         }
         if gone { Err(self.ended(attempt)) } else { result }
     }
@@ -170,14 +172,13 @@ impl Held {
         }
     }
 
-    /// Ends the communicator, if there is one; afterwards nothing runs on what was lent to it.
-    fn end(&mut self, lent: Option<Lent>) {
-        if let Some(formed) = self.lane.take() {
-            let half: Duration = limits::ABORT_MAX / 2;
-            or_exit(formed.communicator.revoke(half).abort(half));
-        }
+    /// Ends the communicator, if there is one; afterwards nothing of it runs, and nothing of it is on the device.
+    fn end(&mut self) {
+        let Some(Formed { communicator, kept, .. }) = self.lane.take() else { return };
+        let half: Duration = limits::ABORT_MAX / 2;
+        or_exit(communicator.revoke(half).abort(half));
         let until = Instant::now() + limits::ABORT_MAX;
-        while lent.as_ref().is_some_and(|lent| !lent.is_idle()) {
+        while kept.as_ref().is_some_and(|kept| !kept.is_idle()) {
             if Instant::now() >= until {
                 or_exit(Err(Wedged));
             }

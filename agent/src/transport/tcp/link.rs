@@ -1,7 +1,7 @@
 //! A connection, plain or TLS, with deadlines.
 
 use crate::identity::key_of;
-use crate::limits::{PARTING_TIMEOUT, STREAM_HEADER_BYTES_MAX, STREAM_SILENCE_MAX};
+use crate::limits::{ADMISSION_TIMEOUT, PARTING_TIMEOUT, STREAM_HEADER_BYTES_MAX, STREAM_SILENCE_MAX};
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{Shutdown, TcpStream};
@@ -67,6 +67,11 @@ impl Link {
         connection.set_buffer_limit(None);
         self.tls = Some(Box::new(connection));
         Ok((self, key))
+    }
+
+    /// The next that is said must be answered as soon as the first was.
+    pub(super) fn hurry(&mut self) {
+        self.deadline = Some(Instant::now() + ADMISSION_TIMEOUT);
     }
 
     /// From now on only a long silence ends the stream.

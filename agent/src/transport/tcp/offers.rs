@@ -5,10 +5,12 @@ use super::frame::{Purpose, StreamHeader};
 use super::tasks::{Task, Tasks};
 use super::{Peers, TransferError};
 use crate::executor::{Program, RankMemory};
+use crate::limits::OFFER_WAIT_MAX;
 use crate::transport::nccl::LaneMember;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{Epoch, MemberId, RoundId, Sha256};
 
@@ -123,7 +125,10 @@ struct Progress {
 
 /// Jobs of all ranks of this agent, and what it believes of its peers.
 #[derive(Debug, Default)]
-pub(super) struct Offers(Mutex<Table>);
+pub(super) struct Offers {
+    table: Mutex<Table>,
+    added: Condvar,
+}
 
 #[derive(Debug, Default)]
 struct Table {
@@ -164,6 +169,7 @@ impl Offers {
         table.offers.retain(|offer| offer.strong_count() > 0);
         table.offers.push(Arc::downgrade(&offer));
         drop(table);
+        self.added.notify_all();
         for replica in unneeded {
             (offer.report)(SendEvent::Sent { replica, bytes: 0 });
         }
@@ -200,20 +206,24 @@ impl Offers {
         Ok(())
     }
 
-    /// Decides on the header of a stream that has been identified.
+    /// Decides on the header of a stream that has been identified; waits a little for what it asks for.
     pub(super) fn admit(&self, header: &StreamHeader) -> Result<Grant, Code> {
-        let table = self.lock();
-        let over = table.over.get(&header.source).is_some_and(|over| (header.epoch, header.round) <= *over);
-        let absent = if over { Code::SourceGone } else { Code::Busy };
-        let matching = table.offers.iter().filter_map(Weak::upgrade).find_map(|offer| {
-            let job = &offer.job;
-            let mine =
-                job.member == header.source && job.round == header.round && job.peers.epoch == header.epoch;
-            let at = job.destinations.iter().position(|to| to.member == header.destination)?;
-            mine.then_some((offer, at))
-        });
+        let until = Instant::now() + OFFER_WAIT_MAX;
+        let mut table = self.lock();
+        let (offer, at) = loop {
+            if let Some(found) = table.find(header) {
+                break found;
+            }
+            if table.over.get(&header.source).is_some_and(|over| (header.epoch, header.round) <= *over) {
+                return Err(Code::SourceGone);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Code::Busy);
+            }
+            table = self.added.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
         drop(table);
-        let (offer, at) = matching.ok_or(absent)?;
         if let Purpose::Flight { attempt } = header.purpose
             && !offer.job.lane.as_ref().is_some_and(|lane| lane.is_at(attempt))
         {
@@ -225,7 +235,20 @@ impl Offers {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    /// The offer that a header asks for, and which of its destinations asks.
+    fn find(&self, header: &StreamHeader) -> Option<(Arc<Offer>, usize)> {
+        self.offers.iter().filter_map(Weak::upgrade).find_map(|offer| {
+            let job = &offer.job;
+            let mine =
+                job.member == header.source && job.round == header.round && job.peers.epoch == header.epoch;
+            let at = job.destinations.iter().position(|to| to.member == header.destination)?;
+            mine.then_some((offer, at))
+        })
     }
 }
 

@@ -1,10 +1,10 @@
 //! The destination: dials its sources and receives.
 
 use super::dial::Dialer;
-use super::frame::{Purpose, read_answer, write_acknowledgement};
+use super::frame::{Purpose, StreamHeader, read_answer, write_acknowledgement};
 use super::link::Link;
 use super::tasks::{Tasks, Watched};
-use super::{Peers, Security, TransferError, flight, flow};
+use super::{Peers, Resting, Security, TransferError, flight, flow};
 use crate::executor::{Cursor, Program, RankMemory};
 use crate::limits::{RECEIVE_THREADS_MAX, RETRY_WAIT_MAX, RETRY_WAIT_MIN, STREAM_BYTES_MIN, STREAMS_MAX};
 use crate::transport::nccl::{Choice, Direction, Job, LaneMember, Pair};
@@ -35,6 +35,8 @@ pub struct ReceiveJob {
     pub deadline: Instant,
     /// This rank's place in the lane of its replica, where it has one.
     pub lane: Option<Arc<LaneMember>>,
+    /// Connections of rounds before, of the same membership.
+    pub resting: Arc<Resting>,
 }
 
 /// What one source sends.
@@ -214,9 +216,10 @@ impl Work {
             moved: Arc::clone(&self.tasks.bytes),
         };
         let bytes = flight::receive(lane, attempt, job, &self.tasks)?;
-        for (source, mut link, _watched) in links.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        for (source, mut link, watched) in links.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let lost = |error: std::io::Error| failure_of(source.member, &error);
             write_acknowledgement(&mut link, source.program.bytes()).map_err(lost)?;
+            self.keep(source, link, watched);
         }
         Ok(bytes)
     }
@@ -255,9 +258,31 @@ impl Work {
         let lost = |error: std::io::Error| failure_of(source.member, &error);
         let cursor = Cursor::stream(&source.program, stream, streams);
         let bytes = cursor.left();
-        let (mut link, _watched) = self.open(source, Purpose::Bytes, (stream, streams))?;
+        let (mut link, watched) = self.open(source, Purpose::Bytes, (stream, streams))?;
         flow::receive(&mut link, cursor, &self.job.memory, &self.tasks).map_err(lost)?;
-        write_acknowledgement(&mut link, bytes).map_err(lost)
+        write_acknowledgement(&mut link, bytes).map_err(lost)?;
+        self.keep(source, link, watched);
+        Ok(())
+    }
+
+    /// A new connection to a source, and what it says to the header.
+    fn dial(
+        &self,
+        source: &ReceiveFrom,
+        header: &StreamHeader,
+    ) -> Result<(Link, Watched, Option<Code>), TransferError> {
+        let lost = |error: std::io::Error| failure_of(source.member, &error);
+        let socket = Arc::new(Dialer::connect(&source.addresses).map_err(lost)?);
+        let watched = self.tasks.watch(&socket).ok_or(TransferError::Cancelled)?;
+        let mut link = self.dialer.secure(source.member, socket).map_err(lost)?;
+        let refused = ask(&mut link, header).map_err(lost)?;
+        Ok((link, watched, refused))
+    }
+
+    /// Keeps a connection whose stream went well. First it is no part of the job any more, so that no stop shuts it.
+    fn keep(&self, source: &ReceiveFrom, link: Link, watched: Watched) {
+        drop(watched);
+        self.job.resting.keep(source.member, link);
     }
 
     /// Asks a source for a stream until it is admitted, refused for good, or too late.
@@ -271,28 +296,31 @@ impl Work {
         let mut header = self.dialer.header(source.member, self.job.member, source.pair, purpose)?;
         (header.round, header.stream, header.streams) = (self.job.round, stream, streams);
         header.bytes = source.program.split(stream + 1, streams) - source.program.split(stream, streams);
+        if let Some(mut link) = self.job.resting.take(source.member) {
+            let watched = self.tasks.watch(link.socket()).ok_or(TransferError::Cancelled)?;
+            link.hurry();
+            // One that is closed meanwhile, or refused, is dialled anew.
+            if matches!(ask(&mut link, &header), Ok(None)) {
+                link.unhurry().map_err(lost)?;
+                return Ok((link, watched));
+            }
+        }
         let mut wait = RETRY_WAIT_MIN;
         loop {
             if self.tasks.is_stopped() {
                 return Err(TransferError::Cancelled);
             }
             let late = Instant::now() >= self.job.deadline;
-            let refusal = match Dialer::connect(&source.addresses) {
-                Err(error) if late => return Err(lost(error)),
-                Err(_) => None,
-                Ok(socket) => {
-                    let socket = Arc::new(socket);
-                    let watched = self.tasks.watch(&socket).ok_or(TransferError::Cancelled)?;
-                    let mut link = self.dialer.secure(source.member, socket).map_err(lost)?;
-                    header.write(&mut link).map_err(lost)?;
-                    match read_answer(&mut link).map_err(lost)? {
-                        None => {
-                            link.unhurry().map_err(lost)?;
-                            return Ok((link, watched));
-                        }
-                        refused => refused,
-                    }
+            let refusal = match self.dial(source, &header) {
+                Ok((mut link, watched, None)) => {
+                    link.unhurry().map_err(lost)?;
+                    return Ok((link, watched));
                 }
+                Ok((_, _, refused)) => refused,
+                // A source that nobody listens for, or whose handshakes are crowded out, may be met a little later.
+                Err(error @ TransferError::Lost { .. }) if late => return Err(error),
+                Err(TransferError::Lost { .. }) => None,
+                Err(error) => return Err(error),
             };
             if let Some(code) = refusal
                 && (late || code.policy() != Policy::Retry || code == Code::StaleEpoch)
@@ -303,6 +331,11 @@ impl Work {
             wait = (wait * 2).min(RETRY_WAIT_MAX);
         }
     }
+}
+
+fn ask(link: &mut Link, header: &StreamHeader) -> std::io::Result<Option<Code>> {
+    header.write(link)?;
+    read_answer(link)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -6,7 +6,7 @@ use super::offers::{Grant, Offers};
 use super::receive::failure_of;
 use super::{Peers, Security, SendEvent, SendJob, Senders, TransferError, flow};
 use crate::executor::Cursor;
-use crate::limits::{ADMISSION_TIMEOUT, HANDSHAKES_MAX, RETRY_WAIT_MAX, SEND_STREAMS_MAX};
+use crate::limits::{ADMISSION_TIMEOUT, HANDSHAKES_MAX, RESTING_LINKS_MAX, RETRY_WAIT_MAX, SEND_STREAMS_MAX};
 use crate::transport::nccl::Hall;
 use rustls::ServerConfig;
 use std::collections::BTreeMap;
@@ -36,6 +36,8 @@ struct Shared {
     closed: AtomicBool,
     /// Connections not yet admitted, oldest first (B4).
     waiting: Mutex<Waiting>,
+    /// Those between two streams (B6).
+    resting: Mutex<Waiting>,
     sending: AtomicUsize,
     /// Where members of lanes meet; none before one is set.
     hall: OnceLock<Arc<Hall>>,
@@ -46,6 +48,17 @@ struct Shared {
 struct Waiting {
     sockets: BTreeMap<u64, Arc<TcpStream>>,
     next: u64,
+}
+
+impl Waiting {
+    /// Remembers a connection, and returns its number; the oldest makes room, and is returned.
+    fn add(&mut self, socket: &Arc<TcpStream>, most: usize) -> (u64, Option<Arc<TcpStream>>) {
+        let oldest = if self.sockets.len() >= most { self.sockets.pop_first() } else { None };
+        let id = self.next;
+        self.next += 1;
+        self.sockets.insert(id, Arc::clone(socket));
+        (id, oldest.map(|(_, socket)| socket))
+    }
 }
 
 impl ByteServer {
@@ -64,6 +77,7 @@ impl ByteServer {
             offers: Arc::default(),
             closed: AtomicBool::new(false),
             waiting: Mutex::default(),
+            resting: Mutex::default(),
             sending: AtomicUsize::new(0),
             hall: OnceLock::new(),
             refusals: Mutex::default(),
@@ -111,8 +125,10 @@ impl Drop for ByteServer {
         self.shared.closed.store(true, Ordering::Release);
         // On Linux this wakes `accept`.
         let _ = rustix::net::shutdown(self.shared.listener.as_fd(), rustix::net::Shutdown::Both);
-        for socket in lock(&self.shared.waiting).sockets.values() {
-            let _ = socket.shutdown(Shutdown::Both);
+        for held in [&self.shared.waiting, &self.shared.resting] {
+            for socket in lock(held).sockets.values() {
+                let _ = socket.shutdown(Shutdown::Both);
+            }
         }
         if let Some(thread) = self.accepting.take() {
             // A panic of that thread was printed when it happened, and there is nothing else to do.
@@ -144,37 +160,41 @@ impl Shared {
 
     /// Remembers a connection that is not admitted; the oldest makes room.
     fn wait(&self, socket: &Arc<TcpStream>) -> u64 {
-        let mut waiting = lock(&self.waiting);
-        if waiting.sockets.len() >= HANDSHAKES_MAX
-            && let Some((_, oldest)) = waiting.sockets.pop_first()
-        {
+        let (id, oldest) = lock(&self.waiting).add(socket, HANDSHAKES_MAX);
+        if let Some(oldest) = oldest {
             let _ = oldest.shutdown(Shutdown::Both);
             self.count(Code::Busy);
         }
-        let id = waiting.next;
-        waiting.next += 1;
-        waiting.sockets.insert(id, Arc::clone(socket));
         id
     }
 
     fn serve(&self, socket: &Arc<TcpStream>, id: u64) {
-        let admitted = self.admit(socket);
+        let mut asked = self.admit(socket);
         lock(&self.waiting).sockets.remove(&id);
-        let Some((mut link, header, admitted)) = admitted else { return };
-        let Grant { offer, destination, task } = match admitted {
-            Admitted::Stream(grant) => grant,
-            Admitted::Lane(hall) => {
-                if write_answer(&mut link, None).is_ok() {
-                    hall.serve(link, &header);
+        while let Some(Asked { mut link, key, header, admitted }) = asked.take() {
+            match admitted {
+                Admitted::Stream(grant) => {
+                    if self.send(&mut link, &header, grant) {
+                        asked = self.rest(link, key);
+                    }
                 }
-                return;
+                Admitted::Lane(hall) => {
+                    if write_answer(&mut link, None).is_ok() {
+                        hall.serve(link, &header);
+                    }
+                }
             }
-        };
+        }
+    }
+
+    /// Sends what was granted; false where that went wrong.
+    fn send(&self, link: &mut Link, header: &StreamHeader, grant: Grant) -> bool {
+        let Grant { offer, destination, task } = grant;
         let sent = catch_unwind(AssertUnwindSafe(|| {
-            let _watched = offer.tasks.watch(socket).ok_or(TransferError::Cancelled)?;
+            let _watched = offer.tasks.watch(link.socket()).ok_or(TransferError::Cancelled)?;
             let program = &offer.job.destinations[destination].program;
             let failed = |error: Error| failure_of(header.destination, &error);
-            write_answer(&mut link, None).and_then(|()| link.unhurry()).map_err(failed)?;
+            write_answer(link, None).and_then(|()| link.unhurry()).map_err(failed)?;
             match header.purpose {
                 Purpose::Flight { attempt } => {
                     offer.flight.arrive(&offer.job, &offer.tasks, destination, Some(attempt));
@@ -183,20 +203,38 @@ impl Shared {
                 _ => {
                     offer.flight.arrive(&offer.job, &offer.tasks, destination, None);
                     let cursor = Cursor::stream(program, header.stream, header.streams);
-                    flow::send(&mut link, cursor, &offer.job.memory, &offer.tasks).map_err(failed)?;
+                    flow::send(link, cursor, &offer.job.memory, &offer.tasks).map_err(failed)?;
                 }
             }
-            let theirs = read_acknowledgement(&mut link).map_err(failed)?;
-            counted(header.destination, &header, theirs)
+            let theirs = read_acknowledgement(link).map_err(failed)?;
+            counted(header.destination, header, theirs)
         }));
         self.sending.fetch_sub(1, Ordering::Relaxed);
+        let sent = sent.unwrap_or(Err(TransferError::Broken));
+        let went_well = sent.is_ok();
         // Reported while the task still counts: after `join` nothing is reported any more.
-        offer.ended(destination, header.stream, sent.unwrap_or(Err(TransferError::Broken)));
+        offer.ended(destination, header.stream, sent);
         drop(task);
+        went_well
     }
 
-    /// Handshake, header and decision; the refusal goes to the peer, where there is one to tell.
-    fn admit(&self, socket: &Arc<TcpStream>) -> Option<(Link, StreamHeader, Admitted)> {
+    /// Waits for the next stream of a connection whose last one went well (B6).
+    fn rest(&self, mut link: Link, key: Option<Sha256>) -> Option<Asked> {
+        let (id, oldest) = lock(&self.resting).add(link.socket(), RESTING_LINKS_MAX);
+        if let Some(oldest) = oldest {
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return None;
+        }
+        let header = StreamHeader::read(&mut link);
+        lock(&self.resting).sockets.remove(&id);
+        // Its destination has no need of it any more, or has none for long: neither is a refusal.
+        self.answer(link, key, header.ok()?)
+    }
+
+    /// Handshake, header and decision.
+    fn admit(&self, socket: &Arc<TcpStream>) -> Option<Asked> {
         let deadline = Instant::now() + ADMISSION_TIMEOUT;
         let secured = match &self.tls {
             None => Link::plain(Arc::clone(socket), deadline).map(|link| (link, None)),
@@ -208,9 +246,14 @@ impl Shared {
             let header = StreamHeader::read(&mut link)?;
             Ok((link, key, header))
         });
-        let (mut link, key, header) = said.map_err(|error| self.count(refusal_of(&error))).ok()?;
+        let (link, key, header) = said.map_err(|error| self.count(refusal_of(&error))).ok()?;
+        self.answer(link, key, header)
+    }
+
+    /// Decides; a refusal goes to the peer, where there is one to tell.
+    fn answer(&self, mut link: Link, key: Option<Sha256>, header: StreamHeader) -> Option<Asked> {
         match self.decide(&header, key) {
-            Ok(admitted) => Some((link, header, admitted)),
+            Ok(admitted) => Some(Asked { link, key, header, admitted }),
             Err(code) => {
                 self.count(code);
                 // A peer that does not wait for the answer is refused all the same.
@@ -237,6 +280,15 @@ impl Shared {
     fn count(&self, code: Code) {
         *lock(&self.refusals).entry(code).or_default() += 1;
     }
+}
+
+/// A connection that is admitted.
+struct Asked {
+    link: Link,
+    /// What the peer has proved; `None` without TLS.
+    key: Option<Sha256>,
+    header: StreamHeader,
+    admitted: Admitted,
 }
 
 /// What an admitted connection is.

@@ -5,7 +5,8 @@ mod misuse;
 use super::*;
 use crate::executor::{Cursor, Placements, Program, RankMemory, gather, scatter};
 use crate::memory::create;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use weightrefit_core::dtype::DType;
@@ -94,11 +95,15 @@ impl World {
     }
 
     fn allow(&self) -> (Senders, Receiver<SendEvent>) {
+        self.allow_in(ROUND)
+    }
+
+    fn allow_in(&self, round: RoundId) -> (Senders, Receiver<SendEvent>) {
         let (events, received) = channel();
         let to = SendTo { member: DESTINATION, replica: 4, pair: PAIR, program: Arc::clone(&self.out) };
         let job = SendJob {
             peers: Arc::clone(&self.peers),
-            round: ROUND,
+            round,
             member: SOURCE,
             memory: self.source.clone(),
             replicas: vec![4],
@@ -128,6 +133,7 @@ impl World {
             streams: 4,
             deadline: Instant::now() + PATIENCE,
             lane: None,
+            resting: Arc::default(),
         }
     }
 
@@ -172,6 +178,72 @@ fn all_bytes_arrive_and_are_acknowledged() {
         receivers.join();
         senders.join();
         assert!(contents(&world.destination) == world.expected, "tls: {tls}");
+        assert!(world.server.refusals().is_empty());
+    }
+}
+
+/// Passes connections on to a world's server: how many there were, and the present ones.
+struct Between {
+    address: SocketAddr,
+    sockets: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Between {
+    fn new(world: &World) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let (address, server) = (listener.local_addr().expect("bound"), world.server.local_addr());
+        let (sockets, server) = (Arc::<Mutex<Vec<TcpStream>>>::default(), server.expect("bound"));
+        let all = Arc::clone(&sockets);
+        // Ends with the test's process.
+        std::thread::spawn(move || {
+            for here in listener.incoming().flatten() {
+                let there = TcpStream::connect(server).expect("listens");
+                for (from, to) in [(&here, &there), (&there, &here)] {
+                    let (mut from, mut to) = (from.try_clone().expect("one"), to.try_clone().expect("one"));
+                    std::thread::spawn(move || {
+                        // Either end may break off.
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+                all.lock().expect("no panic").push(here);
+            }
+        });
+        Self { address, sockets }
+    }
+
+    fn count(&self) -> usize {
+        self.sockets.lock().expect("no panic").len()
+    }
+
+    fn cut(&self) {
+        for socket in self.sockets.lock().expect("no panic").iter() {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+#[test]
+fn the_next_round_takes_the_connections_of_the_last_where_they_still_are() {
+    for tls in [false, true] {
+        let world = World::new(tls);
+        let between = Between::new(&world);
+        let resting = Arc::<Resting>::default();
+        let round = |round: u64| {
+            let (_senders, events) = world.allow_in(RoundId(round));
+            world.destination.mapping(0).write(0, &vec![0; world.expected.len()]);
+            let (round, resting) = (RoundId(round), Arc::clone(&resting));
+            let job = ReceiveJob { round, resting, streams: 2, ..world.job_from(between.address) };
+            let (_receivers, end) = world.receive(job);
+            assert_eq!(end.recv_timeout(PATIENCE).expect("ends"), Ok(world.out.bytes()), "tls: {tls}");
+            assert!(matches!(events.recv_timeout(PATIENCE), Ok(SendEvent::Sent { .. })), "tls: {tls}");
+            assert!(contents(&world.destination) == world.expected, "tls: {tls}");
+            between.count()
+        };
+        let first = round(7);
+        assert_eq!((round(8), round(9)), (first, first), "tls: {tls}");
+        between.cut();
+        assert_eq!(round(10), 2 * first, "dialled anew, tls: {tls}");
         assert!(world.server.refusals().is_empty());
     }
 }

@@ -88,6 +88,34 @@ fn a_wrong_acknowledgement_fails_the_replica() {
     let error =
         TransferError::ByteCount { peer: DESTINATION, stream: 0, theirs: 12, ours: world.out.bytes() };
     assert_eq!(events.recv_timeout(PATIENCE), Ok(SendEvent::Failed { replica: 4, error }));
+    socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    assert_eq!(socket.read(&mut [0]).expect("closed"), 0, "such a connection serves no more");
+}
+
+#[test]
+fn what_asks_on_a_connection_that_has_served_is_checked_as_the_first_was() {
+    let stale = |header: StreamHeader| StreamHeader { epoch: Epoch(2), ..header };
+    let early = |header: StreamHeader| StreamHeader { round: RoundId(9), ..header };
+    let again = |header: StreamHeader| header;
+    type Change = fn(StreamHeader) -> StreamHeader;
+    let rows: [(&str, Code, Change); 3] = [
+        ("older epoch", Code::StaleEpoch, stale),
+        ("later round", Code::Busy, early),
+        ("the same stream", Code::SourceGone, again),
+    ];
+    for (name, code, change) in rows {
+        let world = World::new(false);
+        let (_senders, events) = world.allow();
+        let (mut socket, answer) = asked(&world, &header(&world));
+        assert_eq!(answer, None, "{name}");
+        let mut all = vec![0; world.out.bytes() as usize];
+        socket.read_exact(&mut all).expect("sent");
+        write_acknowledgement(&mut socket, world.out.bytes()).expect("sent");
+        assert!(matches!(events.recv_timeout(PATIENCE), Ok(SendEvent::Sent { .. })), "{name}");
+        change(header(&world)).write(&mut socket).expect("sent");
+        assert_eq!(read_answer(&mut socket).expect("answered"), Some(code), "{name}");
+        assert_eq!(socket.read(&mut [0]).expect("closed"), 0, "{name}: it serves no more");
+    }
 }
 
 #[test]
