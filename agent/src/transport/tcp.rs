@@ -1,7 +1,8 @@
 //! Bytes over TCP, with TLS 1.3 or plain.
 //!
-//! The destination dials the source, once per stream, or takes a connection that a stream of the round before has left;
-//! the first frame says which round, pair and part of it the stream is. Then come the bytes of the pair's boxes, nothing between them, and an acknowledgement at the end.
+//! The destination dials the source, once per stream, or takes a connection that a stream of the round before has
+//! left; the first frame says which round, pair and part of it the stream is. Then come the bytes of the pair's boxes,
+//! nothing between them, and an acknowledgement at the end.
 //!
 //! B1: a stream belongs to one (epoch, membership, round, source and destination incarnation, pair digest, part);
 //!     what does not match is refused with a code, counted, and touches nothing.
@@ -10,7 +11,8 @@
 //! B4: threads, buffers, handshakes and time before admission are bounded; garbage and floods cost others nothing
 //!     but their share of those.
 //! B5: a stream counts as done when the destination has acknowledged exactly the bytes that were sent.
-//! B6: a connection serves another stream only after one that went well, and what asks for that is checked as the first was.
+//! B6: a connection serves another stream only after one that went well, and what asks for that is checked as the
+//!     first was.
 //!
 //! Blocking threads on purpose: one per stream, and the bytes go from memory to the kernel and back without a
 //! runtime between.
