@@ -14,6 +14,8 @@ mod observer;
 mod report;
 mod source;
 mod staging;
+#[cfg(test)]
+mod testing;
 mod waiters;
 
 use crate::coordinator::{Control, Recordings, Upward, fault};

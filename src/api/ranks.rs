@@ -30,7 +30,7 @@ pub struct Hosted {
 #[must_use]
 pub fn training_pods(training: &Training) -> Vec<Pod> {
     let owner = training.workload_ref.as_ref().map_or("trainer", |workload| workload.name.as_str());
-    let pods = count(training.world_size).div_ceil(count(training.ranks.ranks_per_pod.unwrap_or(1)));
+    let pods = count(training.world_size).div_ceil(per_training_pod(training));
     let pod = |ordinal| Pod { name: format!("{owner}-{ordinal}"), ranks: training_ranks(training, ordinal) };
     (0..pods).map(pod).collect()
 }
@@ -39,7 +39,7 @@ pub fn training_pods(training: &Training) -> Vec<Pod> {
 #[must_use]
 pub fn training_ranks(training: &Training, ordinal: u32) -> Vec<Hosted> {
     let world = u64::from(count(training.world_size));
-    let places = places(ordinal, count(training.ranks.ranks_per_pod.unwrap_or(1)));
+    let places = places(ordinal, per_training_pod(training));
     let hosted = |place| Hosted { replica: None, rank: rank(place) };
     places.take_while(|place| *place < world).map(hosted).collect()
 }
@@ -103,6 +103,12 @@ pub fn replicas_of_pod(pool: &Pool, pod: &str) -> Vec<Hosted> {
         (0..per_replica).map(hosted)
     };
     (0..replicas).flat_map(of_replica).collect()
+}
+
+/// Ranks of each of the trainer's pods.
+#[must_use]
+pub fn per_training_pod(training: &Training) -> u32 {
+    count(training.ranks.ranks_per_pod.unwrap_or(1))
 }
 
 /// Ranks of each pod of the pool.

@@ -10,6 +10,7 @@
 
 use super::pod::Pod;
 use super::pod_facts::{PodFacts, Side, WEIGHTS_CURRENT};
+use super::record::whole_second;
 use crate::coordinator::View;
 use crate::limits;
 use k8s_openapi::jiff::Timestamp;
@@ -91,10 +92,9 @@ async fn set(client: &Client, pod: &PodFacts, is_current: bool) -> Result<(), ku
         true => ("True", "Serving", "Its engines serve a verified version."),
         false => ("False", "NotServing", "No engine of it serves a verified version."),
     };
-    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
     let condition = json!({
         "type": WEIGHTS_CURRENT, "status": status, "reason": reason, "message": message,
-        "lastTransitionTime": now.to_string(),
+        "lastTransitionTime": whole_second(Timestamp::now()).to_string(),
     });
     // Strategic: the API server merges conditions by type. The UID is a precondition.
     let patch =

@@ -99,24 +99,12 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weightrefit_core::id::{Incarnation, Rank};
-    use weightrefit_core::membership::{Member, Seat};
+    use crate::rounds::testing::{engine, member};
+    use weightrefit_core::id::Rank;
+    use weightrefit_core::membership::Seat;
 
-    /// A trainer, and replicas `a` and `b` of two ranks; the key of an agent is its number.
+    /// A trainer, and replicas `a` and `b` of two ranks.
     fn membership() -> Membership {
-        let member = |seat, agent: u8| Member {
-            seat,
-            pod_uid: format!("pod-{agent}"),
-            incarnation: Incarnation(agent.into()),
-            key: Sha256([agent; 32]),
-            round_addresses: vec!["127.0.0.1:1".into()],
-            byte_addresses: vec!["127.0.0.1:2".into()],
-        };
-        let engine = |replica: &str, rank| Seat::Inference {
-            pool: "p".into(),
-            replica: replica.into(),
-            rank: Rank(rank),
-        };
         let members = vec![
             member(Seat::Training { rank: Rank(0) }, 0),
             member(engine("a", 0), 1),

@@ -2,7 +2,7 @@
 
 use super::data::Data;
 use super::events::Events;
-use super::report::phase_seconds;
+use super::report::{named, phase_seconds};
 use super::waiters::{Answer, Waiters};
 use crate::metrics::{Metrics, NCCL, TCP};
 use crate::planned::{Planned, Task};
@@ -18,7 +18,7 @@ use weightrefit_core::membership::{Seat, VersionFloor};
 use weightrefit_core::round::io::{Event, Input, Phase, RoundSummary, Slot};
 use weightrefit_core::round::message::{EngineRecord, EngineState, RoundKey, Version};
 use weightrefit_core::round::node::Node;
-use weightrefit_proto::report::{RoundOutcome, RoundReport, VersionReport};
+use weightrefit_proto::report::{RoundOutcome, RoundReport};
 use weightrefit_proto::socket::DriverEvent;
 use weightrefit_proto::v1;
 
@@ -205,7 +205,7 @@ impl Observer {
             Event::Accepted { version } => {
                 self.version_seen = self.version_seen.max(Some(floor(&version)));
                 self.lag.accepted = Some((version, Instant::now()));
-                self.events.tell(DriverEvent::VersionAccepted { version: told(&version) });
+                self.events.tell(DriverEvent::VersionAccepted { version: named(&version) });
                 tracing::info!(run = version.run, step = version.step, "publication accepted");
             }
             Event::Record { slot, record, staging: _ } => {
@@ -244,7 +244,7 @@ impl Observer {
         if let (Phase::Prepare, Some((version, _))) = (phase, self.lag.accepted) {
             self.waiters.opened(version.step);
             let RoundKey { epoch, round: id } = round;
-            self.events.tell(DriverEvent::RoundOpened { epoch, id, version: told(&version) });
+            self.events.tell(DriverEvent::RoundOpened { epoch, id, version: named(&version) });
         }
     }
 
@@ -359,10 +359,6 @@ const fn label(carrier: Option<&Carried>) -> &'static [&'static str] {
 
 fn floor(version: &Version) -> VersionFloor {
     VersionFloor { run: version.run, step: version.step }
-}
-
-fn told(version: &Version) -> VersionReport {
-    VersionReport { run: version.run, step: version.step }
 }
 
 fn name(version: Version) -> v1::VersionName {

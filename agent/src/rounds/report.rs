@@ -4,7 +4,7 @@ use crate::metrics::phase_name;
 use weightrefit_core::id::MemberId;
 use weightrefit_core::membership::Membership;
 use weightrefit_core::round::io::{Phase, ReplicaEnd, RoundSummary};
-use weightrefit_core::round::message::Blame;
+use weightrefit_core::round::message::{Blame, Version};
 use weightrefit_proto::report::{
     PhaseMilliseconds, ReplicaOutcome, ReplicaReport, RoundBytes, RoundOutcome, RoundReport, VersionReport,
 };
@@ -31,7 +31,7 @@ pub(super) fn round(summary: &RoundSummary, membership: &Membership) -> RoundRep
     RoundReport {
         id: summary.round.round.0,
         epoch: summary.round.epoch.0,
-        version: VersionReport { run: summary.version.run, step: summary.version.step },
+        version: named(&summary.version),
         outcome: if summary.committed { RoundOutcome::Committed } else { RoundOutcome::Aborted },
         reason: blame.map(|blame| blame.code),
         member: seat(blame.and_then(|blame| blame.member)),
@@ -88,28 +88,27 @@ pub(super) fn phase_seconds(summary: &RoundSummary) -> impl Iterator<Item = (&'s
     summary.phases.iter().map(|&(phase, ms)| (phase_name(phase), ms as f64 / 1000.0))
 }
 
+/// A version as people name it.
+pub(super) fn named(version: &Version) -> VersionReport {
+    VersionReport { run: version.run, step: version.step }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rounds::testing::{engine, member};
     use weightrefit_core::code::Code;
-    use weightrefit_core::id::{Epoch, Incarnation, Rank, RoundId, Sha256};
-    use weightrefit_core::membership::{Member, Seat};
-    use weightrefit_core::round::message::{ContentSum, RoundKey, Version};
+    use weightrefit_core::id::{Epoch, Rank, RoundId};
+    use weightrefit_core::membership::Seat;
+    use weightrefit_core::round::message::{ContentSum, RoundKey};
 
     #[test]
     fn a_round_reads_as_the_documents_say() {
-        let member = |seat, agent: u8| Member {
-            seat,
-            pod_uid: format!("pod-{agent}"),
-            incarnation: Incarnation(agent.into()),
-            key: Sha256([agent; 32]),
-            round_addresses: vec!["127.0.0.1:1".into()],
-            byte_addresses: vec!["127.0.0.1:2".into()],
-        };
-        let engine =
-            |replica: &str| Seat::Inference { pool: "p".into(), replica: replica.into(), rank: Rank(0) };
-        let members =
-            vec![member(Seat::Training { rank: Rank(0) }, 1), member(engine("a"), 2), member(engine("b"), 3)];
+        let members = vec![
+            member(Seat::Training { rank: Rank(0) }, 1),
+            member(engine("a", 0), 2),
+            member(engine("b", 0), 3),
+        ];
         let membership = Membership::new("uid", Epoch(4), None, vec!["p".into()], members).expect("is valid");
         let version = Version { run: 1, step: 5, origin: Epoch(4), sum: ContentSum::default() };
         let blame = Blame { code: Code::DigestMismatch, member: Some(MemberId(2)) };

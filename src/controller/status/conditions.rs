@@ -5,6 +5,7 @@ use super::fleet::ReplicaNow;
 use super::known::Known;
 use super::{Memory, Observed, Unaccepted, shown};
 use crate::api::condition::{Condition, ConditionStatus, ConditionType};
+use crate::api::ranks;
 use crate::api::status::{TrainingState, WeightRefitStatus};
 use crate::controller::consent::NoConsent;
 use crate::controller::pod_facts::PodFacts;
@@ -211,8 +212,8 @@ impl Made<'_> {
     fn asked(&self, known: &Known) -> String {
         let Observed { spec, workloads, .. } = self.observed;
         let training = workloads.training.as_ref().and_then(|workload| {
-            let (asked, per_pod) = (&workload.shown, spec.training.ranks.ranks_per_pod.unwrap_or(1));
-            let ranks = workload.ranks(per_pod.unsigned_abs()).unwrap_or_default();
+            let (asked, per_pod) = (&workload.shown, ranks::per_training_pod(&spec.training));
+            let ranks = workload.ranks(per_pod).unwrap_or_default();
             let world = spec.training.world_size;
             let other = ranks != u64::from(world.unsigned_abs());
             workload.remark().or_else(|| other.then(|| format!("{asked} asks for {ranks} of {world} ranks")))
