@@ -16,6 +16,31 @@ ENGINES, TRAINER = ("engine-0", "engine-1"), "trainer-0"
 REGISTRY = "weightrefit.test"
 IMAGES = ("weightrefit", "weightrefit-agent", "weightrefit-operator")
 AGENT = "weightrefit-agent"
+GATE = "weightrefit.dev/WeightsCurrent"
+
+
+def patch(kind, name, added):
+    """A patch of the demo's object: to each path, its new value."""
+    steps = [{"op": "add", "path": path, "value": value} for path, value in added.items()]
+    return {"target": {"kind": kind, "name": name}, "patch": json.dumps(steps)}
+
+
+def workload(name):
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name}
+
+
+# The demo as one runs it who wants the operator's word too, and the sizes of its workloads in the refit's status.
+GATED = (
+    patch("StatefulSet", "engine", {"/spec/template/spec/readinessGates": [{"conditionType": GATE}]}),
+    patch(
+        "WeightRefit",
+        "demo",
+        {
+            "/spec/training/workloadRef": workload("trainer"),
+            "/spec/inference/pools/0/workloadRef": workload("engine"),
+        },
+    ),
+)
 
 
 def install(cluster, *more):
@@ -193,6 +218,24 @@ def on_node(cluster, report):
         demo.goes_on()
         wait("its agents", lambda: demo.condition("Ready")["status"] == "True")
         assert demo.refit()["status"]["membership"]["epoch"] == epoch
+    with report.step("engines that ask for the readiness gate are ready by it; workloads that are named tell their size"):
+        install(cluster, "--set=logFilter=debug", "--set=readinessGate.enabled=true", "--wait", "--timeout=180s")
+        cluster.kubectl("apply", "-k", overlay(cluster, "gated", patches=GATED))
+        cluster.kubectl("rollout", "status", "statefulset/engine", f"--namespace={DEMO}", "--timeout=180s")
+        for pod in ENGINES:
+            conditions = {c["type"]: c["status"] for c in demo.pod(pod)["status"]["conditions"]}
+            assert conditions.get(GATE) == "True" and demo.is_ready(pod), conditions
+        wait("the size that the workload wants", lambda: demo.refit()["status"]["inference"].get("desiredReplicas") == 2)
+        wait("InSync", lambda: demo.condition("InSync")["status"] == "True")
+        demo.goes_on()
+    with report.step("a workload that grows is told before its pods are there; they become ready with current weights"):
+        cluster.kubectl("scale", "statefulset/engine", f"--namespace={DEMO}", "--replicas=3")
+        wait("the size that it wants now", lambda: demo.refit()["status"]["inference"].get("desiredReplicas") == 3)
+        cluster.kubectl("rollout", "status", "statefulset/engine", f"--namespace={DEMO}", "--timeout=180s")
+        demo.goes_on((*ENGINES, "engine-2"))
+        cluster.kubectl("scale", "statefulset/engine", f"--namespace={DEMO}", "--replicas=2")
+        wait("a refit of two replicas", lambda: demo.refit()["status"]["inference"].get("desiredReplicas") == 2)
+        demo.goes_on()
     with report.step("helm uninstall: nothing of ours is left"):
         cluster.kubectl("delete", "-k", overlay(cluster, "demo"), "--timeout=120s")
         uninstall(cluster)
