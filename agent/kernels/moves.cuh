@@ -68,10 +68,11 @@ DEVICE u32 f16_to_f32(u16 bits) {
 
 DEVICE u32 bf16_to_f32(u16 bits) { return (bits & 0x7fff) > 0x7f80 ? 0x7fc00000u : (u32)bits << 16; }
 
-DEVICE u32 memory_element(const Entry& entry) {
-    if (entry.cast == F32_TO_BF16 || entry.cast == F32_TO_F16) return 4;
-    if (entry.cast == F16_TO_F32 || entry.cast == BF16_TO_F32) return 2;
-    return entry.wire_element;
+// Bytes in memory of an element that has `wire` on the wire.
+DEVICE u32 memory_element_of(u32 cast, u32 wire) {
+    if (cast == F32_TO_BF16 || cast == F32_TO_F16) return 4;
+    if (cast == F16_TO_F32 || cast == BF16_TO_F32) return 2;
+    return wire;
 }
 
 // The entry that holds wire byte `at`: the last one that begins there or before.
@@ -135,7 +136,7 @@ DEVICE void move_span(const Entry* table, u32 entries, u8* packed, u64 first, u6
             at += element - into;
             continue;
         }
-        u64 left = 0, done = (at - entry.wire) / element * memory_element(entry);
+        u64 left = 0, done = (at - entry.wire) / element * memory_element_of(entry.cast, element);
         u64 address = locate(entry, done, &left);
         u8* inside = packed + (at - first);
         if (entry.cast == NONE && left >= SPAN && stop - at == SPAN && ((address | (u64)inside) & (SPAN - 1)) == 0 && SPAN % element == 0) {

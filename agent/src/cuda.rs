@@ -12,14 +12,16 @@ mod context;
 mod library;
 mod memory;
 mod module;
+mod shared;
 mod stream;
 mod symbols;
 
 pub use context::{Context, Device, Driver};
 pub(crate) use library::symbols;
 pub use library::{Library, LibraryError};
-pub use memory::{DeviceMemory, PinnedMemory};
-pub use module::{Kernels, Launch};
+pub use memory::{DeviceMemory, PinnedMapping, PinnedMemory};
+pub use module::{DigestLaunch, Kernels, Launch};
+pub use shared::ImportError;
 pub use stream::{Event, Stream};
 
 use std::ffi::c_void;

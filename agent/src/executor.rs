@@ -12,16 +12,19 @@
 mod copy;
 mod cursor;
 mod digest;
+mod memory;
 mod placement;
 mod program;
+mod shadow;
 mod table;
 #[cfg(test)]
 mod testing;
 
 pub use copy::{gather, scatter};
 pub use cursor::{Cursor, Span};
-pub use digest::DigestProgram;
-pub use placement::{Place, Placements, RankMemory};
+pub use digest::{DigestProgram, DigestTable, ROWS_ENTRY_BYTES, RowsEntry};
+pub use memory::{Part, RankMemory, ShadowError};
+pub use placement::{HostMemory, Place, Placements};
 pub use program::Program;
 pub use table::ENTRY_BYTES;
 

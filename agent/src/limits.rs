@@ -228,6 +228,17 @@ pub const ABORT_MAX: Duration = Duration::from_secs(10);
 /// A frame of a lane: an id in hex, or a reason.
 pub const LANE_FRAME_BYTES_MAX: usize = 16 << 10;
 
+/// A copy between device and host whose tensors go by TCP: the memory of a whole device takes some three seconds, and
+/// what takes longer than this has met a device that is gone.
+pub const SHADOW_COPY_MAX: Duration = Duration::from_secs(60);
+
+/// A digest on a device reads its whole memory once: a tenth of a second, and as much again for each process that takes
+/// turns on it.
+pub const DEVICE_DIGEST_MAX: Duration = Duration::from_secs(30);
+
+/// Rows whose keys a device keeps, 4 MiB of them: more than any weight but the longest stacks of experts has.
+pub const DEVICE_DIGEST_ROWS: u64 = 1 << 18;
+
 /// Memory that may be locked: the default of Linux since 5.16. The older 64 KiB are too little for NCCL's own buffers.
 pub const MEMLOCK_BYTES_MIN: u64 = 8 << 20;
 

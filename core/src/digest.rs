@@ -17,7 +17,7 @@ mod overlap;
 pub mod rows;
 
 pub use classes::{Classes, DigestBox, LedgerError, Part};
-pub use keys::ColumnKeys;
+pub use keys::{ColumnKeys, row_keys};
 pub use ledger::{Ledger, Unverified};
 pub use rows::{DigestError, Geometry, RowDigest};
 

@@ -6,7 +6,7 @@ use anyhow::ensure;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use weightrefit_agent::executor::{Cursor, Placements, Program, RankMemory, gather, scatter};
+use weightrefit_agent::executor::{Cursor, HostMemory, Placements, Program, gather, scatter};
 use weightrefit_agent::memory::create;
 use weightrefit_agent::transport::tcp::{ByteServer, ReceiveFrom, ReceiveJob, SendJob, SendTo, receive};
 use weightrefit_core::dtype::DType;
@@ -33,8 +33,8 @@ enum Cut {
 
 pub(crate) struct Workload {
     name: String,
-    source: RankMemory,
-    destination: RankMemory,
+    source: HostMemory,
+    destination: HostMemory,
     out: Arc<Program>,
     into: Arc<Program>,
 }
@@ -100,7 +100,7 @@ impl Workload {
             peers: Arc::clone(&ends.peers),
             round: RoundId(1),
             member: MemberId(0),
-            memory: self.source.clone(),
+            memory: self.source.clone().into(),
             replicas: vec![0],
             destinations: vec![SendTo {
                 member: MemberId(1),
@@ -115,7 +115,7 @@ impl Workload {
             peers: Arc::clone(&ends.peers),
             round: RoundId(1),
             member: MemberId(1),
-            memory: self.destination.clone(),
+            memory: self.destination.clone().into(),
             sources: vec![ReceiveFrom {
                 member: MemberId(0),
                 addresses: vec![server.local_addr()?],
@@ -159,7 +159,7 @@ impl Workload {
 }
 
 /// Memory in one memfd; the source's is filled with numbers.
-pub(crate) fn memory(locals: Vec<LocalTensor>, fill: bool) -> anyhow::Result<RankMemory> {
+pub(crate) fn memory(locals: Vec<LocalTensor>, fill: bool) -> anyhow::Result<HostMemory> {
     let (placements, len) = Placements::staging(locals)?;
     let (_, mapping) = create("bench", len)?;
     if fill {
@@ -175,7 +175,7 @@ pub(crate) fn memory(locals: Vec<LocalTensor>, fill: bool) -> anyhow::Result<Ran
             mapping.write(at, &chunk[..n]);
         }
     }
-    Ok(RankMemory::new(vec![Arc::new(mapping)], Arc::new(placements))?)
+    Ok(HostMemory::new(vec![Arc::new(mapping)], Arc::new(placements))?)
 }
 
 fn tensors(model: Model) -> Vec<(Vec<u64>, Cut)> {

@@ -1,9 +1,13 @@
 //! Memory of a device, and memory of the host that it can reach.
 
+use super::shared::Shared;
 use super::symbols::OUT_OF_MEMORY;
-use super::{Context, CudaError, Stream};
+use super::{Context, CudaError, ImportError, Stream};
+use crate::memory::Mapping;
 use std::ffi::c_void;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Memory of a device. Its address means nothing to the host.
 #[derive(Debug)]
@@ -11,6 +15,18 @@ pub struct DeviceMemory {
     context: Context,
     address: u64,
     len: u64,
+    origin: Origin,
+}
+
+/// Whose it is.
+#[derive(Debug)]
+enum Origin {
+    /// Ours.
+    Taken,
+    /// An allocation of its own, ours or another process's.
+    Shared(Shared),
+    /// Another's in this process, who keeps it.
+    Lent,
 }
 
 impl DeviceMemory {
@@ -27,9 +43,56 @@ impl DeviceMemory {
             OUT_OF_MEMORY => Err(CudaError::OutOfMemory { bytes: len }),
             code => {
                 context.call("cuMemAlloc", |_| code)?;
-                Ok(Self { context: context.clone(), address, len })
+                Ok(Self { context: context.clone(), address, len, origin: Origin::Taken })
             }
         }
+    }
+
+    /// Takes `len` bytes that [`Self::export`] can pass to another process; their contents are whatever was there.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`] where the device lacks them.
+    pub fn shareable(context: &Context, len: u64) -> Result<Self, CudaError> {
+        let shared = Shared::take(context, len)?;
+        Ok(Self { context: context.clone(), address: shared.address(), len, origin: Origin::Shared(shared) })
+    }
+
+    /// Another process's memory of at least `len` bytes on the context's device, to read (C5). `fd` is not needed
+    /// afterwards.
+    ///
+    /// # Errors
+    /// A descriptor of something else, of another device, or of less.
+    pub fn import(context: &Context, fd: BorrowedFd<'_>, name: &str, len: u64) -> Result<Self, ImportError> {
+        let shared = Shared::import(context, fd, name, len)?;
+        Ok(Self { context: context.clone(), address: shared.address(), len, origin: Origin::Shared(shared) })
+    }
+
+    /// A descriptor for another process, which can read and write the memory by it.
+    ///
+    /// # Errors
+    /// Memory that was not taken for it, or what the driver says.
+    pub fn export(&self) -> Result<OwnedFd, CudaError> {
+        match &self.origin {
+            Origin::Shared(shared) => shared.export(),
+            Origin::Taken | Origin::Lent => {
+                Err(CudaError::Range { offset: 0, bytes: self.len, available: 0 })
+            }
+        }
+    }
+
+    /// Memory that somebody else in this process has taken on the context's device.
+    ///
+    /// # Safety
+    /// `len` bytes at `address` are memory of that device, and stay so while this value lives.
+    #[must_use]
+    pub unsafe fn lent(context: &Context, address: u64, len: u64) -> Self {
+        Self { context: context.clone(), address, len, origin: Origin::Lent }
+    }
+
+    /// Of its device.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
     }
 
     /// Bytes.
@@ -57,8 +120,12 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let address = self.address;
-        // SAFETY: allocated by `new` and freed once; C4.
-        self.context.raw_call(|symbols| unsafe { (symbols.memory_free)(address) });
+        match self.origin {
+            // SAFETY: allocated by `new` and freed once; C4.
+            Origin::Taken => drop(self.context.raw_call(|symbols| unsafe { (symbols.memory_free)(address) })),
+            // What it was made of does it.
+            Origin::Shared(_) | Origin::Lent => {}
+        }
     }
 }
 
@@ -108,7 +175,68 @@ impl Drop for PinnedMemory {
     }
 }
 
+/// A mapping of the host that the device can copy from and to by itself.
+#[derive(Debug)]
+pub struct PinnedMapping {
+    context: Context,
+    mapping: Arc<Mapping>,
+}
+
+impl PinnedMapping {
+    /// Keeps all pages of `mapping` where they are.
+    pub fn new(context: &Context, mapping: Arc<Mapping>) -> Result<Self, CudaError> {
+        if !mapping.is_empty() {
+            let (base, bytes) = (mapping.base(), mapping.len() as usize);
+            // SAFETY: the whole of a mapping, which is unmapped after this value has let go of it.
+            context.call("cuMemHostRegister", |symbols| unsafe {
+                (symbols.host_register)(base.cast(), bytes, 0)
+            })?;
+        }
+        Ok(Self { context: context.clone(), mapping })
+    }
+}
+
+impl Drop for PinnedMapping {
+    fn drop(&mut self) {
+        if !self.mapping.is_empty() {
+            let base = self.mapping.base().cast::<c_void>();
+            // SAFETY: registered by `new` and given back once; C4.
+            self.context.raw_call(|symbols| unsafe { (symbols.host_unregister)(base) });
+        }
+    }
+}
+
 impl Stream {
+    /// Enqueues a copy of all of `from`, which is as long as `to`.
+    ///
+    /// # Errors
+    /// Memories of two sizes, or what the driver says.
+    pub fn download_mapped(&self, from: &DeviceMemory, to: &PinnedMapping) -> Result<(), CudaError> {
+        let (address, host, bytes) = pair(from, to)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both are as long as said and live until the stream has passed this (C4).
+        self.context().call("cuMemcpyDtoHAsync", |symbols| unsafe {
+            (symbols.download)(host, address, bytes, self.raw())
+        })
+    }
+
+    /// Enqueues a copy of all of `from` to `to`, which is as long.
+    ///
+    /// # Errors
+    /// Memories of two sizes, or what the driver says.
+    pub fn upload_mapped(&self, from: &PinnedMapping, to: &DeviceMemory) -> Result<(), CudaError> {
+        let (address, host, bytes) = pair(to, from)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as for `download_mapped`.
+        self.context().call("cuMemcpyHtoDAsync", |symbols| unsafe {
+            (symbols.upload)(address, host.cast_const(), bytes, self.raw())
+        })
+    }
+
     /// Enqueues a copy of the first `bytes` bytes of `from` to `to`.
     ///
     /// # Errors
@@ -157,6 +285,15 @@ impl Stream {
             (symbols.set_bytes)(memory.address, 0, memory.len as usize, self.raw())
         })
     }
+}
+
+/// Where the two begin, and how long each is.
+fn pair(device: &DeviceMemory, host: &PinnedMapping) -> Result<(u64, *mut c_void, usize), CudaError> {
+    let bytes = host.mapping.len();
+    if bytes != device.len {
+        return Err(CudaError::Range { offset: 0, bytes, available: device.len });
+    }
+    Ok((device.address, host.mapping.base().cast(), bytes as usize))
 }
 
 fn check(offset: u64, bytes: u64, available: u64) -> Result<(), CudaError> {

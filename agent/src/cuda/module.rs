@@ -5,14 +5,14 @@ use std::ffi::{CStr, c_void};
 
 /// Binaries by compute capability. One serves its own minor version and higher ones of the same major.
 const BINARIES: &[((u32, u32), &[u8])] = &[
-    ((8, 0), include_bytes!("../../kernels/moves.sm_80.cubin")),
-    ((9, 0), include_bytes!("../../kernels/moves.sm_90.cubin")),
-    ((10, 0), include_bytes!("../../kernels/moves.sm_100.cubin")),
-    ((10, 3), include_bytes!("../../kernels/moves.sm_103.cubin")),
-    ((12, 0), include_bytes!("../../kernels/moves.sm_120.cubin")),
+    ((8, 0), include_bytes!("../../kernels/kernels.sm_80.cubin")),
+    ((9, 0), include_bytes!("../../kernels/kernels.sm_90.cubin")),
+    ((10, 0), include_bytes!("../../kernels/kernels.sm_100.cubin")),
+    ((10, 3), include_bytes!("../../kernels/kernels.sm_103.cubin")),
+    ((12, 0), include_bytes!("../../kernels/kernels.sm_120.cubin")),
 ];
 /// For the driver to compile, with the 0 that ends it.
-const PTX: &str = concat!(include_str!("../../kernels/moves.ptx"), "\0");
+const PTX: &str = concat!(include_str!("../../kernels/kernels.ptx"), "\0");
 
 /// Threads of a block, as the kernels are compiled for.
 const BLOCK_THREADS: u32 = 256;
@@ -26,6 +26,7 @@ pub struct Kernels {
     module: Handle,
     gather: Handle,
     scatter: Handle,
+    digest: Handle,
 }
 
 // SAFETY: functions of a module may be launched from any thread.
@@ -50,6 +51,21 @@ pub struct Launch<'m> {
     pub bytes: u64,
 }
 
+/// What one launch digests.
+#[derive(Debug, Clone, Copy)]
+pub struct DigestLaunch<'m> {
+    /// A [`DigestTable`](crate::executor::DigestTable), in device memory, and its entries and units.
+    pub table: &'m DeviceMemory,
+    /// Entries of it.
+    pub entries: u32,
+    /// Units of it.
+    pub units: u64,
+    /// Keys of the first rows, 16 bytes each.
+    pub row_keys: &'m DeviceMemory,
+    /// Sums of 16 bytes, to which what is found is added.
+    pub sums: &'m DeviceMemory,
+}
+
 impl Kernels {
     /// Loads the binary for the context's device.
     pub fn load(context: &Context) -> Result<Self, CudaError> {
@@ -64,9 +80,11 @@ impl Kernels {
             module,
             gather: std::ptr::null_mut(),
             scatter: std::ptr::null_mut(),
+            digest: std::ptr::null_mut(),
         };
         kernels.gather = kernels.function(c"weightrefit_gather")?;
         kernels.scatter = kernels.function(c"weightrefit_scatter")?;
+        kernels.digest = kernels.function(c"weightrefit_digest")?;
         Ok(kernels)
     }
 
@@ -81,30 +99,61 @@ impl Kernels {
 
     /// Enqueues: memory to window, cast on the way.
     pub fn gather(&self, stream: &Stream, launch: &Launch<'_>) -> Result<(), CudaError> {
-        self.launch(stream, self.gather, launch)
+        self.move_bytes(stream, self.gather, launch)
     }
 
     /// Enqueues: window to memory.
     pub fn scatter(&self, stream: &Stream, launch: &Launch<'_>) -> Result<(), CudaError> {
-        self.launch(stream, self.scatter, launch)
+        self.move_bytes(stream, self.scatter, launch)
     }
 
-    fn launch(&self, stream: &Stream, function: Handle, launch: &Launch<'_>) -> Result<(), CudaError> {
+    /// Enqueues: memory to sums. Which sums the entries name was checked when the table was made.
+    pub fn digest(&self, stream: &Stream, launch: &DigestLaunch<'_>) -> Result<(), CudaError> {
+        let DigestLaunch { table, mut entries, mut units, row_keys, sums } = *launch;
+        let entry_bytes = u64::from(entries) * crate::executor::ROWS_ENTRY_BYTES as u64;
+        let (mut table, mut keyed_rows) = (table.address(0, entry_bytes)?, row_keys.len() / 16);
+        let (mut row_keys, mut sums) = (row_keys.address(0, 0)?, sums.address(0, sums.len())?);
+        let arguments: [*mut c_void; 6] = [
+            (&raw mut table).cast(),
+            (&raw mut entries).cast(),
+            (&raw mut units).cast(),
+            (&raw mut row_keys).cast(),
+            (&raw mut keyed_rows).cast(),
+            (&raw mut sums).cast(),
+        ];
+        self.launch(stream, self.digest, self.blocks(units), arguments)
+    }
+
+    fn move_bytes(&self, stream: &Stream, function: Handle, launch: &Launch<'_>) -> Result<(), CudaError> {
         let Launch { table, mut entries, window, offset, mut first, mut bytes } = *launch;
         let entry_bytes = u64::from(entries) * crate::executor::ENTRY_BYTES as u64;
         let (mut table, mut window) = (table.address(0, entry_bytes)?, window.address(offset, bytes)?);
-        let blocks = bytes.div_ceil(SPAN_BYTES).div_ceil(BLOCK_THREADS.into());
-        let enough = u64::from(self.context.device().multiprocessors.max(1)) * 8;
-        let blocks = blocks.clamp(1, enough) as u32;
-        let mut arguments: [*mut c_void; 5] = [
+        let arguments: [*mut c_void; 5] = [
             (&raw mut table).cast(),
             (&raw mut entries).cast(),
             (&raw mut window).cast(),
             (&raw mut first).cast(),
             (&raw mut bytes).cast(),
         ];
-        // SAFETY: five arguments of the types that the kernels declare, read before the call returns. The table's
-        // entries lie inside the memory that it was made for, which lives until the stream has passed this (C4).
+        self.launch(stream, function, self.blocks(bytes.div_ceil(SPAN_BYTES)), arguments)
+    }
+
+    /// As many as have work for `threads` threads, and no more than the device runs at once.
+    fn blocks(&self, threads: u64) -> u32 {
+        let enough = u64::from(self.context.device().multiprocessors.max(1)) * 8;
+        threads.div_ceil(BLOCK_THREADS.into()).clamp(1, enough) as u32
+    }
+
+    fn launch<const N: usize>(
+        &self,
+        stream: &Stream,
+        function: Handle,
+        blocks: u32,
+        mut arguments: [*mut c_void; N],
+    ) -> Result<(), CudaError> {
+        // SAFETY: both callers pass as many arguments as their kernel declares, of its types, which are read before the
+        // call returns. A table's entries lie inside the memory that it was made for, and that lives until the stream
+        // has passed this (C4).
         self.context.call("cuLaunchKernel", |symbols| unsafe {
             let (arguments, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
             (symbols.launch)(function, blocks, 1, 1, BLOCK_THREADS, 1, 1, 0, stream.raw(), arguments, none)
@@ -132,8 +181,9 @@ mod tests {
     #[test]
     fn the_binaries_are_of_the_sources_that_are_here() {
         use sha2::{Digest, Sha256};
-        let sources: [(&str, &[u8]); 3] = [
-            ("moves.cu", include_bytes!("../../kernels/moves.cu")),
+        let sources: [(&str, &[u8]); 4] = [
+            ("digest.cuh", include_bytes!("../../kernels/digest.cuh")),
+            ("kernels.cu", include_bytes!("../../kernels/kernels.cu")),
             ("moves.cuh", include_bytes!("../../kernels/moves.cuh")),
             ("requirements.txt", include_bytes!("../../kernels/requirements.txt")),
         ];

@@ -2,6 +2,7 @@
 
 use super::Handle;
 use super::library::symbols;
+use super::shared::{Access, Properties};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 symbols! {
@@ -22,8 +23,21 @@ symbols! {
         memory_info = "cuMemGetInfo_v2"(*mut usize, *mut usize) -> u32;
         memory_alloc = "cuMemAlloc_v2"(*mut u64, usize) -> u32;
         memory_free = "cuMemFree_v2"(u64) -> u32;
+        shared_granularity = "cuMemGetAllocationGranularity"(*mut usize, *const Properties, c_uint) -> u32;
+        shared_create = "cuMemCreate"(*mut u64, usize, *const Properties, u64) -> u32;
+        shared_export = "cuMemExportToShareableHandle"(*mut c_void, u64, c_uint, u64) -> u32;
+        shared_import = "cuMemImportFromShareableHandle"(*mut u64, *mut c_void, c_uint) -> u32;
+        shared_properties = "cuMemGetAllocationPropertiesFromHandle"(*mut Properties, u64) -> u32;
+        shared_release = "cuMemRelease"(u64) -> u32;
+        range_reserve = "cuMemAddressReserve"(*mut u64, usize, usize, u64, u64) -> u32;
+        range_free = "cuMemAddressFree"(u64, usize) -> u32;
+        range_map = "cuMemMap"(u64, usize, usize, u64, u64) -> u32;
+        range_access = "cuMemSetAccess"(u64, usize, *const Access, usize) -> u32;
+        range_unmap = "cuMemUnmap"(u64, usize) -> u32;
         host_alloc = "cuMemAllocHost_v2"(*mut *mut c_void, usize) -> u32;
         host_free = "cuMemFreeHost"(*mut c_void) -> u32;
+        host_register = "cuMemHostRegister_v2"(*mut c_void, usize, c_uint) -> u32;
+        host_unregister = "cuMemHostUnregister"(*mut c_void) -> u32;
         set_bytes = "cuMemsetD8Async"(u64, u8, usize, Handle) -> u32;
         upload = "cuMemcpyHtoDAsync_v2"(u64, *const c_void, usize, Handle) -> u32;
         download = "cuMemcpyDtoHAsync_v2"(*mut c_void, u64, usize, Handle) -> u32;
@@ -47,6 +61,8 @@ symbols! {
 
 /// `CUDA_SUCCESS`.
 pub(super) const SUCCESS: u32 = 0;
+/// `CUDA_ERROR_INVALID_VALUE`.
+pub(super) const INVALID_VALUE: u32 = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(super) const OUT_OF_MEMORY: u32 = 2;
 /// `CUDA_ERROR_NOT_READY`: a query of work that still runs.

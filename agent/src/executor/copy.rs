@@ -1,6 +1,6 @@
 //! Copying between memory and chunks of wire bytes.
 
-use super::{Cursor, RankMemory, Span};
+use super::{Cursor, HostMemory, Span};
 use weightrefit_core::dtype::Cast;
 
 /// Bytes of tiny runs collected at once before a cast: in the first-level cache with what they become.
@@ -10,7 +10,7 @@ const CAST_BYTES: usize = 8 << 10;
 /// only at the end, in front of a span that `stop` wants, or where less than an element that is cast has room.
 pub fn gather(
     cursor: &mut Cursor<'_>,
-    memory: &RankMemory,
+    memory: &HostMemory,
     chunk: &mut [u8],
     stop: impl Fn(&Span) -> bool,
 ) -> usize {
@@ -49,7 +49,7 @@ pub fn gather(
 ///
 /// # Panics
 /// Where `chunk` is longer than what is left.
-pub fn scatter(cursor: &mut Cursor<'_>, memory: &RankMemory, mut chunk: &[u8]) {
+pub fn scatter(cursor: &mut Cursor<'_>, memory: &HostMemory, mut chunk: &[u8]) {
     while !chunk.is_empty() {
         let span = cursor.span(chunk.len() as u64).expect("a chunk ends where its stream ends");
         debug_assert_eq!(span.cast, Cast::None);
@@ -65,7 +65,7 @@ pub fn scatter(cursor: &mut Cursor<'_>, memory: &RankMemory, mut chunk: &[u8]) {
     }
 }
 
-fn read(memory: &RankMemory, span: &Span, out: &mut [u8]) {
+fn read(memory: &HostMemory, span: &Span, out: &mut [u8]) {
     let mapping = memory.mapping(span.mapping);
     if span.count == 1 {
         mapping.read(span.offset, out);

@@ -1,10 +1,14 @@
 //! Digesting a rank's classes where its tensors lie, after the cast to the wire dtype.
 
+mod table;
+
+pub use table::{DigestTable, ROWS_ENTRY_BYTES, RowsEntry};
+
 use super::placement::strides;
-use super::{ExecutorError, Placements, RankMemory};
+use super::{ExecutorError, HostMemory, Placements};
 use crate::memory::Mapping;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use weightrefit_core::digest::{Classes, ColumnKeys, DigestBox, RowDigest};
 use weightrefit_core::dtype::{Cast, DType};
 use weightrefit_core::id::{ContentSum, Rank};
@@ -125,7 +129,7 @@ impl DigestProgram {
     #[must_use]
     pub fn run(
         &self,
-        memory: &RankMemory,
+        memory: &HostMemory,
         keys: &ColumnKeys,
         threads: usize,
         stop: &AtomicBool,
@@ -150,8 +154,7 @@ impl DigestProgram {
         if stop.load(Ordering::Relaxed) {
             return None;
         }
-        let sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Some(Arc::new(self.parts.iter().map(|part| part.class).zip(sums).collect()))
+        Some(self.class_sums(sums.into_inner().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
@@ -232,7 +235,7 @@ struct Scratch {
 impl PartProgram {
     fn digest(
         &self,
-        memory: &RankMemory,
+        memory: &HostMemory,
         keys: &ColumnKeys,
         scratch: &mut Scratch,
         stop: &AtomicBool,

@@ -75,32 +75,20 @@ impl Placements {
     }
 }
 
-/// A rank's memory, checked to hold its placements.
+/// Memory of the host, checked to hold its placements: what is read and written here without a device.
 #[derive(Debug, Clone)]
-pub struct RankMemory {
+pub struct HostMemory {
     mappings: Vec<Arc<Mapping>>,
     placements: Arc<Placements>,
 }
 
-impl RankMemory {
+impl HostMemory {
     /// Pairs memory and placements.
     ///
     /// # Errors
     /// Where a tensor does not lie inside its memory.
     pub fn new(mappings: Vec<Arc<Mapping>>, placements: Arc<Placements>) -> Result<Self, ExecutorError> {
-        for (local, place) in placements.locals.iter().zip(&placements.places) {
-            let available = mappings.get(place.mapping as usize).map_or(0, |mapping| mapping.len());
-            let bytes = bytes_of(local)?;
-            if place.offset.checked_add(bytes).is_none_or(|end| end > available) {
-                return Err(ExecutorError::OutsideMemory {
-                    name: local.name.clone(),
-                    bytes,
-                    offset: place.offset,
-                    memory: place.mapping,
-                    available,
-                });
-            }
-        }
+        check(&placements, |memory| mappings.get(memory as usize).map_or(0, |mapping| mapping.len()))?;
         Ok(Self { mappings, placements })
     }
 
@@ -122,6 +110,23 @@ impl RankMemory {
     pub fn mapping(&self, index: u32) -> &Mapping {
         &self.mappings[index as usize]
     }
+}
+
+/// Whether each tensor lies inside its memory, of which `available` tells the bytes.
+pub(super) fn check(placements: &Placements, available: impl Fn(u32) -> u64) -> Result<(), ExecutorError> {
+    for (local, place) in placements.locals.iter().zip(&placements.places) {
+        let (bytes, available) = (bytes_of(local)?, available(place.mapping));
+        if place.offset.checked_add(bytes).is_none_or(|end| end > available) {
+            return Err(ExecutorError::OutsideMemory {
+                name: local.name.clone(),
+                bytes,
+                offset: place.offset,
+                memory: place.mapping,
+                available,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of a local tensor. Its strides fit in u64 too, even where an extent of 0 makes the bytes 0.

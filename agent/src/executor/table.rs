@@ -12,7 +12,8 @@ use weightrefit_core::plan::moves::DIMS_MAX;
 pub const ENTRY_BYTES: usize = 3 * 8 + DIMS_MAX * 16 + 4 * 4;
 
 /// Casts by their number in the kernels.
-const CASTS: [Cast; 5] = [Cast::None, Cast::F32ToBf16, Cast::F32ToF16, Cast::F16ToF32, Cast::Bf16ToF32];
+pub(super) const CASTS: [Cast; 5] =
+    [Cast::None, Cast::F32ToBf16, Cast::F32ToF16, Cast::F16ToF32, Cast::Bf16ToF32];
 
 impl Program {
     /// The table, where memory `i` lies at `address(i)` of the device; and its entries.

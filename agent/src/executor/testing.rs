@@ -107,11 +107,11 @@ fn pair(cases: &[Case]) -> (PairMoves, Vec<LocalTensor>, Vec<LocalTensor>) {
     (moves, from, to)
 }
 
-fn memory(locals: Vec<LocalTensor>, fill: impl Fn(u64) -> u8) -> RankMemory {
+fn memory(locals: Vec<LocalTensor>, fill: impl Fn(u64) -> u8) -> HostMemory {
     let (placements, len) = Placements::staging(locals).expect("small");
     let (_, mapping) = create("test", len).expect("memory");
     mapping.write(0, &(0..len).map(fill).collect::<Vec<u8>>());
-    RankMemory::new(vec![Arc::new(mapping)], Arc::new(placements)).expect("fits")
+    HostMemory::new(vec![Arc::new(mapping)], Arc::new(placements)).expect("fits")
 }
 
 fn contents(mapping: &Mapping) -> Vec<u8> {
@@ -121,8 +121,8 @@ fn contents(mapping: &Mapping) -> Vec<u8> {
 }
 
 /// What `to` must hold: its old bytes, and each element of each box copied alone.
-fn naive(moves: &PairMoves, source: &RankMemory, from: &[u8], destination: &RankMemory, to: &mut [u8]) {
-    let offset = |memory: &RankMemory, local: LocalId, at: &[u64]| {
+fn naive(moves: &PairMoves, source: &HostMemory, from: &[u8], destination: &HostMemory, to: &mut [u8]) {
+    let offset = |memory: &HostMemory, local: LocalId, at: &[u64]| {
         let (tensor, place) = memory.placements().local(local.0).expect("known");
         let index = at.iter().zip(&tensor.shape).fold(0, |index, (at, dim)| index * dim + at);
         ((place.offset + index * tensor.dtype.size()) as usize, tensor.dtype)
@@ -273,7 +273,7 @@ fn tensors_outside_their_memory_are_refused() {
     let fits = |mapping_index: u32, offset: u64| {
         let place = Place { mapping: mapping_index, offset };
         let placements = Placements::new(locals(&[5, 5], DType::F32), vec![place]).expect("one each");
-        RankMemory::new(vec![Arc::clone(&mapping)], Arc::new(placements)).map(drop)
+        HostMemory::new(vec![Arc::clone(&mapping)], Arc::new(placements)).map(drop)
     };
     assert_eq!(fits(0, 0), Ok(()));
     let outside = fits(0, 1).expect_err("one byte too far");

@@ -171,6 +171,11 @@ impl Mapping {
         self.len as u64
     }
 
+    /// Where it begins, for a device that copies from or to it (M1: no reference is made of it).
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
     /// True where nothing is mapped.
     #[must_use]
     pub fn is_empty(&self) -> bool {

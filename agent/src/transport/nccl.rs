@@ -29,7 +29,7 @@ mod worker;
 pub(crate) use flow::{Direction, Job, Pair};
 pub use gpu::Gpu;
 pub(crate) use hall::Hall;
-pub(crate) use lane::LanePlan;
+pub(crate) use lane::{LanePlan, Reason};
 pub(crate) use member::{Carried, Choice};
 pub use member::{LaneMember, Lanes};
 pub use preflight::Settings;

@@ -38,6 +38,7 @@ pub use receive::{ReceiveFrom, ReceiveJob, Receivers, receive};
 pub use resting::Resting;
 pub use server::ByteServer;
 
+use crate::executor::ShadowError;
 use crate::identity::Identity;
 use std::sync::Arc;
 use weightrefit_core::code::Code;
@@ -128,6 +129,9 @@ pub enum TransferError {
         /// What happened.
         detail: String,
     },
+    /// The rank's memory is on a device, and the host could not be given it.
+    #[error(transparent)]
+    Shadow(#[from] ShadowError),
     /// Stopped by this agent.
     #[error("the transfer was stopped")]
     Cancelled,
@@ -153,6 +157,7 @@ impl TransferError {
             Self::ByteCount { .. } => Code::PlanMismatch,
             Self::UnknownMember { .. } => Code::StaleEpoch,
             Self::Lane { code, .. } => *code,
+            Self::Shadow(error) => error.code(),
             Self::Cancelled => Code::Cancelled,
             Self::Broken | Self::NoThread { .. } => Code::TransportUnavailable,
         }
@@ -167,7 +172,9 @@ impl TransferError {
             | Self::Lost { peer, .. }
             | Self::ByteCount { peer, .. }
             | Self::UnknownMember { peer, .. } => Some(*peer),
-            Self::Lane { .. } | Self::Cancelled | Self::Broken | Self::NoThread { .. } => None,
+            Self::Lane { .. } | Self::Shadow(_) | Self::Cancelled | Self::Broken | Self::NoThread { .. } => {
+                None
+            }
         }
     }
 }

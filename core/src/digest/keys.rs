@@ -28,6 +28,13 @@ pub(super) fn row_key(lane: usize, row: u64) -> u32 {
     (mix(((lane as u64) << 56).wrapping_add(1 << 48).wrapping_add(row)) | 1) as u32
 }
 
+/// Keys of the first `rows` rows, the lanes of a row side by side: for a device, which is slower at computing them than
+/// at reading them.
+#[must_use]
+pub fn row_keys(rows: u64) -> Vec<u32> {
+    (0..rows).flat_map(|row| (0..LANES).map(move |lane| row_key(lane, row))).collect()
+}
+
 /// The first column keys of all lanes, shared by all tensors and threads.
 #[derive(Debug)]
 pub struct ColumnKeys {

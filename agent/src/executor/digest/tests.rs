@@ -1,8 +1,12 @@
 use super::super::Place;
+use super::super::testing::kernels;
 use super::*;
 use crate::memory::create;
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use weightrefit_core::id::{LocalId, TensorId};
 use weightrefit_core::model::TensorMeta;
 use weightrefit_core::region::{LocalTensor, Run};
@@ -20,7 +24,7 @@ fn content(seed: u64, at: u64, size: u64) -> Vec<u8> {
 }
 
 /// The rank's regions, with the tensor's content where they say it is, and rubbish elsewhere.
-fn rank(shape: &[u64], dtype: DType, (parts, order, lead): &Held, seed: u64) -> (RankRegions, RankMemory) {
+fn rank(shape: &[u64], dtype: DType, (parts, order, lead): &Held, seed: u64) -> (RankRegions, HostMemory) {
     let runs: Vec<Run> = parts.iter().map(|(hf, len)| Run { local: 1, hf: *hf, len: *len }).collect();
     let mut extents: Vec<u64> = order.iter().map(|dim| runs[usize::from(*dim)].len + 2).collect();
     extents.splice(0..0, lead.map(|lead| lead + 1));
@@ -51,7 +55,7 @@ fn rank(shape: &[u64], dtype: DType, (parts, order, lead): &Held, seed: u64) -> 
     }
     let placements =
         Placements::new(vec![local.clone()], vec![Place { mapping: 0, offset: 3 }]).expect("one");
-    let memory = RankMemory::new(vec![Arc::new(mapping)], Arc::new(placements)).expect("fits");
+    let memory = HostMemory::new(vec![Arc::new(mapping)], Arc::new(placements)).expect("fits");
     (RankRegions { locals: vec![local], pieces: vec![piece] }, memory)
 }
 
@@ -94,7 +98,7 @@ proptest! {
         ][dtypes];
         let meta = TensorMeta { name: "w".into(), shape: shape.clone(), dtype: stored };
         let table = TensorTable::new(vec![meta]).expect("small");
-        let (regions, memories): (Vec<RankRegions>, Vec<RankMemory>) =
+        let (regions, memories): (Vec<RankRegions>, Vec<HostMemory>) =
             ranks.iter().map(|held| rank(&shape, stored, held, seed)).unzip();
         let wanted = BTreeSet::from([(TensorId(0), wire)]);
         let all: Vec<&RankRegions> = regions.iter().collect();
@@ -123,6 +127,59 @@ proptest! {
         let total = sums.values().fold(ContentSum::default(), |total, sum| total.plus(*sum));
         prop_assert_eq!(total, whole.sum());
     }
+}
+
+/// The kernel's code, compiled for this machine, sums each part as the code of the CPU does.
+#[test]
+fn the_kernel_digests_what_the_cpu_digests() {
+    let mut runner = TestRunner::deterministic();
+    let dtypes = [
+        (DType::F32, DType::Bf16),
+        (DType::F32, DType::F16),
+        (DType::F16, DType::F32),
+        (DType::Bf16, DType::F32),
+        (DType::Bf16, DType::Bf16),
+        (DType::F32, DType::F32),
+        (DType::I8, DType::I8),
+        (DType::F64, DType::F64),
+    ];
+    let (mut input, mut want) = (Vec::new(), Vec::new());
+    for case in 0..160_usize {
+        let (shape, ranks) = world().new_tree(&mut runner).expect("a world").current();
+        let (stored, wire) = dtypes[case % dtypes.len()];
+        let meta = TensorMeta { name: "w".into(), shape: shape.clone(), dtype: stored };
+        let table = TensorTable::new(vec![meta]).expect("small");
+        let (regions, memories): (Vec<RankRegions>, Vec<HostMemory>) =
+            ranks.iter().map(|held| rank(&shape, stored, held, case as u64)).unzip();
+        let wanted = BTreeSet::from([(TensorId(0), wire)]);
+        let all: Vec<&RankRegions> = regions.iter().collect();
+        let classes = Classes::of_training(&table, &BTreeMap::new(), &all, &wanted).expect("covered");
+        for (at, (regions, memory)) in regions.iter().zip(&memories).enumerate() {
+            let program = DigestProgram::new(&classes, Rank(at as u32), regions, &table, memory.placements());
+            let program = program.expect("fits");
+            let keys = ColumnKeys::new(program.row_words_max());
+            let sums = program.run(memory, &keys, 1, &AtomicBool::new(false)).expect("not stopped");
+            let on_device = program.table(|_| 0);
+            let bytes = memory.mapping(0).len();
+            let head = [2, on_device.entries.into(), bytes, on_device.units, on_device.sums.into()];
+            head.iter().for_each(|word: &u64| input.extend(word.to_le_bytes()));
+            input.extend(&on_device.bytes);
+            let mut contents = vec![0; bytes as usize];
+            memory.mapping(0).read(0, &mut contents);
+            input.extend(contents);
+            want.extend(sums.iter().map(|(_, sum)| sum.lanes()));
+        }
+    }
+    let found = kernels::run(input);
+    let lanes = |sum: &[u8; 16]| {
+        let (lanes, _) = sum.as_chunks::<4>();
+        [0, 1, 2, 3].map(|lane: usize| u32::from_le_bytes(lanes[lane]))
+    };
+    let found: Vec<[u32; 4]> = found.as_chunks::<16>().0.iter().map(lanes).collect();
+    assert!(want.len() > 200, "{} sums", want.len());
+    assert_eq!(found.len(), want.len());
+    let differs = found.iter().zip(&want).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "of {} sums", want.len());
 }
 
 #[test]

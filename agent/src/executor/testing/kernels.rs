@@ -18,7 +18,7 @@ struct Window {
     after: Vec<u8>,
 }
 
-fn windows(out: &Program, into: &Program, source: &RankMemory, to: &RankMemory, chunk: u64) -> Vec<Window> {
+fn windows(out: &Program, into: &Program, source: &HostMemory, to: &HostMemory, chunk: u64) -> Vec<Window> {
     let mut windows = Vec::new();
     for wave in 0..out.bytes().div_ceil(chunk) {
         let (first, last) = (out.boundary(wave * chunk), out.boundary((wave + 1) * chunk));
@@ -41,8 +41,8 @@ fn feed(input: &mut Vec<u8>, kind: u64, program: &Program, memory: &[u8], window
     input.extend(packed);
 }
 
-#[test]
-fn the_kernels_move_what_the_tcp_path_moves() {
+/// What the kernels' code makes of cases, as `host.cpp` describes them.
+pub(in crate::executor) fn run(input: Vec<u8>) -> Vec<u8> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("kernels");
@@ -51,7 +51,18 @@ fn the_kernels_move_what_the_tcp_path_moves() {
     compiler.arg(sources.join("host.cpp"));
     let compiled = compiler.status().expect("a C++ compiler, which linking needs too");
     assert!(compiled.success(), "the kernels compile");
+    let mut child =
+        Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs");
+    let mut stdin = child.stdin.take().expect("piped");
+    let writer = std::thread::spawn(move || stdin.write_all(&input).expect("is read"));
+    let output = child.wait_with_output().expect("ends");
+    writer.join().expect("written");
+    assert!(output.status.success());
+    output.stdout
+}
 
+#[test]
+fn the_kernels_move_what_the_tcp_path_moves() {
     let mut runner = TestRunner::deterministic();
     let strategy = (prop::collection::vec(case(), 1..6), 20_u64..600);
     let (mut input, mut want) = (Vec::new(), Vec::<u8>::new());
@@ -82,14 +93,8 @@ fn the_kernels_move_what_the_tcp_path_moves() {
             want.extend(&window.after);
         }
     }
-    let mut child =
-        Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs");
-    let mut stdin = child.stdin.take().expect("piped");
-    let writer = std::thread::spawn(move || stdin.write_all(&input).expect("is read"));
-    let output = child.wait_with_output().expect("ends");
-    writer.join().expect("written");
-    assert!(output.status.success());
-    assert_eq!(output.stdout.len(), want.len());
-    let differs = output.stdout.iter().zip(&want).position(|(a, b)| a != b);
+    let found = run(input);
+    assert_eq!(found.len(), want.len());
+    let differs = found.iter().zip(&want).position(|(a, b)| a != b);
     assert_eq!(differs, None, "of {} bytes", want.len());
 }

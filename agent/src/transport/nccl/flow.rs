@@ -12,7 +12,7 @@ use super::FlowError;
 use super::communicator::Ready;
 use super::gpu::{Gpu, Shard, Waiting};
 use crate::cuda::{CudaError, DeviceMemory, Event, Launch, Stream};
-use crate::executor::{Program, RankMemory};
+use crate::executor::{Part, Program, RankMemory};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -103,10 +103,17 @@ impl Kept {
         match job.direction {
             Direction::Send(round) => {
                 let shard = gpu.shard(round, &job.memory, &self.streams[0], waiting)?;
-                Ok(self.shard.insert(shard).addresses())
+                Ok(self.shard.insert(shard).addresses(&job.memory))
             }
             Direction::Receive => {
-                let bytes = job.memory.mapping(0).len();
+                let bytes = match job.memory.parts().first() {
+                    Some(Part::Host(mapping)) => mapping.len(),
+                    Some(Part::Device(memory)) => {
+                        self.staging = None;
+                        return Ok(vec![memory.address(0, memory.len())?]);
+                    }
+                    None => return Ok(Vec::new()),
+                };
                 if self.staging.as_ref().is_none_or(|staging| staging.len() != bytes) {
                     self.staging = None;
                     let staging = self.staging.insert(gpu.reserve(bytes)?);
@@ -178,8 +185,8 @@ pub(super) fn run(
     if let Some(windows) = &kept.windows {
         Waves { job, gpu, communicator, kept, windows, flights: &flights, half, chunk }.fly(&waiting)?;
     }
-    if let Some(staging) = &kept.staging {
-        gpu.copy_out(staging, job.memory.mapping(0), &kept.streams[0], &waiting)?;
+    if let (Some(staging), Some(Part::Host(mapping))) = (&kept.staging, job.memory.parts().first()) {
+        gpu.copy_out(staging, mapping, &kept.streams[0], &waiting)?;
     }
     kept.shard = None;
     Ok(job.pairs.iter().map(|pair| pair.program.bytes()).sum())

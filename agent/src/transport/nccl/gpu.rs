@@ -1,13 +1,17 @@
-//! The GPU of one rank, as the executor inside the agent uses it: published memory is copied to the device once a
-//! round, staging comes back from it.
+//! The GPU of one rank. What lies on it is used where it is; published memory of the host is copied to it once a
+//! round, staging of the host comes back from it.
 //!
 //! G1: what a copy that was enqueued uses outlives it: every function here waits for its copies, and where it cannot,
 //!     the caller waits for its streams before it lets go of anything, this device included.
 
+mod digest;
+
 use super::FlowError;
 use crate::cuda::{Context, CudaError, Device, DeviceMemory, Driver, Event, Kernels, PinnedMemory, Stream};
-use crate::executor::RankMemory;
+use crate::executor::{Part, RankMemory};
+use crate::limits::SHADOW_COPY_MAX;
 use crate::memory::Mapping;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use weightrefit_core::round::message::RoundKey;
@@ -64,16 +68,22 @@ pub struct Gpu {
     shard: Mutex<Option<(RoundKey, Arc<Shard>)>>,
     /// Locked for one copy at a time; copies to and from the host wait for no peer.
     bounce: Mutex<Bounce>,
+    /// Locked for one digest at a time; none before the first.
+    digests: Mutex<Option<digest::Digests>>,
 }
 
-/// Copies of a rank's memories on the device.
+/// Copies of a rank's memories on the device; none of those that are there themselves.
 #[derive(Debug)]
-pub(super) struct Shard(Vec<DeviceMemory>);
+pub(super) struct Shard(Vec<Option<DeviceMemory>>);
 
 impl Shard {
     /// Where each memory begins.
-    pub(super) fn addresses(&self) -> Vec<u64> {
-        self.0.iter().filter_map(|memory| memory.address(0, memory.len()).ok()).collect()
+    pub(super) fn addresses(&self, memory: &RankMemory) -> Vec<u64> {
+        let address = |(part, copy): (&Part, &Option<DeviceMemory>)| match part {
+            Part::Device(memory) => memory.address(0, memory.len()).ok(),
+            Part::Host(_) => copy.as_ref().and_then(|copy| copy.address(0, copy.len()).ok()),
+        };
+        memory.parts().iter().zip(&self.0).filter_map(address).collect()
     }
 }
 
@@ -83,10 +93,17 @@ impl Gpu {
         let context = Context::new(driver, device)?;
         let kernels = Kernels::load(&context)?;
         let bounce = Mutex::new(Bounce::new(&context)?);
-        Ok(Self { context, kernels, window_bytes, shard: Mutex::default(), bounce })
+        Ok(Self {
+            context,
+            kernels,
+            window_bytes,
+            shard: Mutex::default(),
+            bounce,
+            digests: Mutex::default(),
+        })
     }
 
-    pub(super) fn context(&self) -> &Context {
+    pub(crate) fn context(&self) -> &Context {
         &self.context
     }
 
@@ -108,7 +125,26 @@ impl Gpu {
         Ok(DeviceMemory::new(&self.context, bytes)?)
     }
 
-    /// Published memory on the device, copied by the first lane of a round that asks.
+    /// Memory for an engine's staging, zeroed, and its descriptor. Blocks until it is there.
+    pub(crate) fn staging(&self, bytes: u64) -> Result<(DeviceMemory, OwnedFd), FlowError> {
+        let free = self.context.free_bytes()?;
+        if bytes > free {
+            return Err(FlowError::Exhausted { bytes, free });
+        }
+        let (memory, stream) = (DeviceMemory::shareable(&self.context, bytes)?, Stream::new(&self.context)?);
+        // Pads stay as they are, since nothing reaches them.
+        stream.clear(&memory)?;
+        let deadline = Instant::now() + SHADOW_COPY_MAX;
+        let waiting = Waiting { stopped: &|| false, deadline, healthy: &|| Ok(()) };
+        if let Err(error) = waiting.until("zeros", || Ok(stream.is_done()?)) {
+            std::mem::forget(memory); // it may still be written
+            return Err(error);
+        }
+        let fd = memory.export()?;
+        Ok((memory, fd))
+    }
+
+    /// Published memory of the host on the device, copied by the first lane of a round that asks.
     pub(super) fn shard(
         &self,
         round: RoundKey,
@@ -124,16 +160,24 @@ impl Gpu {
         }
         // Older rounds have no senders any more, so its memory is this one's, where it fits.
         let reusable = held.take().and_then(|(_, shard)| Arc::try_unwrap(shard).ok());
-        let mappings = memory.mappings();
-        let fits = |shard: &Shard| shard.0.iter().map(DeviceMemory::len).eq(mappings.iter().map(|m| m.len()));
+        let mapped = |part: &Part| match part {
+            Part::Host(mapping) => Some(mapping.len()),
+            Part::Device(_) => None,
+        };
+        let bytes = || memory.parts().iter().map(mapped);
+        let fits =
+            |shard: &Shard| shard.0.iter().map(|copy| copy.as_ref().map(DeviceMemory::len)).eq(bytes());
         let shard = match reusable.filter(fits) {
             Some(shard) => shard,
             None => {
-                Shard(mappings.iter().map(|mapping| self.reserve(mapping.len())).collect::<Result<_, _>>()?)
+                let reserve = |bytes: Option<u64>| bytes.map(|bytes| self.reserve(bytes)).transpose();
+                Shard(bytes().map(reserve).collect::<Result<_, _>>()?)
             }
         };
-        for (mapping, memory) in mappings.iter().zip(&shard.0) {
-            self.copy_in(mapping, memory, stream, waiting)?;
+        for (part, copy) in memory.parts().iter().zip(&shard.0) {
+            if let (Part::Host(mapping), Some(copy)) = (part, copy) {
+                self.copy_in(mapping, copy, stream, waiting)?;
+            }
         }
         let shard = Arc::new(shard);
         *held = Some((round, Arc::clone(&shard)));

@@ -19,25 +19,25 @@ use std::time::{Duration, Instant};
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{MemberId, Sha256};
 
-/// NCCL, and a GPU for each rank of the agent.
-type Found = (Nccl, Vec<Arc<Gpu>>);
-
 /// What this process has of NCCL and devices, looked for when a refit first wants them.
 pub(crate) struct Fabric {
     settings: Settings,
     security: Security,
-    found: OnceLock<Result<Found, Reason>>,
     slots: usize,
+    /// A GPU for each rank of the agent.
+    gpus: OnceLock<Result<Vec<Arc<Gpu>>, Reason>>,
+    nccl: OnceLock<Result<Nccl, Reason>>,
 }
 
 impl Fabric {
     pub(super) fn nccl(&self) -> Result<Nccl, Reason> {
-        self.found().map(|(nccl, _)| nccl.clone())
+        self.nccl.get_or_init(|| preflight::nccl(&self.settings)).clone()
     }
 
-    fn found(&self) -> Result<&Found, Reason> {
-        let found = self.found.get_or_init(|| preflight::find(&self.settings, self.slots));
-        found.as_ref().map_err(Clone::clone)
+    fn gpu(&self, slot: usize) -> Result<Arc<Gpu>, Reason> {
+        let gpus = self.gpus.get_or_init(|| preflight::gpus(&self.settings, self.slots));
+        let none = || Reason::new(Code::GpuNotVisible, format!("no GPU for rank {slot} of this agent"));
+        gpus.as_ref().map_err(Clone::clone)?.get(slot).cloned().ok_or_else(none)
     }
 
     pub(super) fn dialer(&self, peers: &Arc<Peers>) -> Dialer {
@@ -45,9 +45,7 @@ impl Fabric {
     }
 
     fn rank(&self, slot: usize, plan: &LanePlan) -> Result<(Nccl, Arc<Gpu>, Facts), Reason> {
-        let (nccl, gpus) = self.found()?;
-        let none = || Reason::new(Code::GpuNotVisible, format!("no GPU for rank {slot} of this agent"));
-        let gpu = gpus.get(slot).ok_or_else(none)?;
+        let (gpu, nccl) = (self.gpu(slot)?, self.nccl()?);
         let windows = 2 * u64::from(plan.degree.max(1));
         let facts = Facts {
             nccl: nccl.version().0,
@@ -55,7 +53,7 @@ impl Fabric {
             shares_gpu: preflight::shares_gpu(),
             chunk_bytes_max: gpu.window_bytes() / windows / 256 * 256,
         };
-        Ok((nccl.clone(), Arc::clone(gpu), facts))
+        Ok((nccl, gpu, facts))
     }
 }
 
@@ -385,7 +383,8 @@ pub struct Lanes {
 
 impl Lanes {
     pub(crate) fn new(settings: Settings, security: Security, slots: usize) -> Self {
-        let fabric = Arc::new(Fabric { settings, security, found: OnceLock::new(), slots });
+        let fabric =
+            Arc::new(Fabric { settings, security, slots, gpus: OnceLock::new(), nccl: OnceLock::new() });
         Self { hall: Hall::new(Arc::clone(&fabric)), fabric, members: Mutex::default() }
     }
 
@@ -435,6 +434,17 @@ impl Lanes {
     /// The lane of a rank and a replica, where there is one.
     pub(crate) fn of(&self, slot: usize, replica: u32) -> Option<Arc<LaneMember>> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner).get(&(slot, replica)).cloned()
+    }
+
+    /// The GPU of a rank, which its client calls `uuid`; opens the driver where nothing has.
+    pub(crate) fn gpu_called(&self, slot: usize, uuid: &str) -> Result<Arc<Gpu>, Reason> {
+        let gpu = self.fabric.gpu(slot)?;
+        let own = &gpu.context().device().uuid;
+        if own == uuid {
+            return Ok(gpu);
+        }
+        let text = format!("the client's memory is on {uuid}, the GPU of rank {slot} of this agent is {own}");
+        Err(Reason::new(Code::GpuNotVisible, text))
     }
 
     /// What carries the bytes between a rank and a replica; `None` where that may not be NCCL.

@@ -90,21 +90,26 @@ pub(super) fn shares_gpu() -> bool {
     std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1")
 }
 
-/// NCCL, and a GPU for each rank of the agent.
-pub(super) fn find(settings: &Settings, ranks: usize) -> Result<(Nccl, Vec<Arc<Gpu>>), Reason> {
+/// NCCL, and what surrounds it.
+pub(super) fn nccl(settings: &Settings) -> Result<Nccl, Reason> {
+    let nccl = Nccl::open(settings.nccl.as_deref()).map_err(|error| without_nccl(&error))?;
+    Surroundings::read().check()?;
+    Ok(nccl)
+}
+
+/// A GPU for each rank of the agent.
+pub(super) fn gpus(settings: &Settings, ranks: usize) -> Result<Vec<Arc<Gpu>>, Reason> {
     if !settings.allow_time_slicing {
         let text = "an agent in a process of its own would take turns with the engine on its GPU, and \
                     --allow-time-slicing was not given";
         return Err(Reason::new(Code::TransportUnavailable, text));
     }
     let driver = Driver::open(settings.cuda.as_deref()).map_err(|error| without_driver(&error))?;
-    let nccl = Nccl::open(settings.nccl.as_deref()).map_err(|error| without_nccl(&error))?;
-    Surroundings::read().check()?;
     let visible = driver.devices().map_err(|error| without_driver(&error))?;
     let chosen = choose(&settings.gpus, &visible, ranks, shares_gpu())?;
     let open = |device| Gpu::new(&driver, device, settings.window_bytes).map(Arc::new);
     let gpus = chosen.into_iter().map(open).collect::<Result<_, _>>();
-    Ok((nccl, gpus.map_err(|error| without_driver(&error))?))
+    gpus.map_err(|error| without_driver(&error))
 }
 
 /// The devices of the ranks, in order; over and over where ranks may share one.
@@ -205,7 +210,7 @@ mod tests {
 
     #[test]
     fn nobody_takes_turns_with_an_engine_unasked() {
-        let reason = find(&Settings::default(), 1).expect_err("not asked");
+        let reason = gpus(&Settings::default(), 1).expect_err("not asked");
         assert_eq!(reason.code, Code::TransportUnavailable);
         assert!(reason.text.contains("--allow-time-slicing was not given"), "{reason}");
     }

@@ -2,7 +2,7 @@
 
 use super::link::Link;
 use super::tasks::Tasks;
-use crate::executor::{Cursor, RankMemory, Span, gather, scatter};
+use crate::executor::{Cursor, HostMemory, Span, gather, scatter};
 use crate::limits::{CHUNK_BYTES, DIRECT_BYTES_MIN};
 use crate::memory::{ReceiveBatch, SendBatch};
 use std::io::{Error, ErrorKind, Read, Result, Write};
@@ -19,7 +19,7 @@ fn is_direct(span: &Span) -> bool {
 pub(super) fn send(
     link: &mut Link,
     mut cursor: Cursor<'_>,
-    memory: &RankMemory,
+    memory: &HostMemory,
     tasks: &Tasks,
 ) -> Result<()> {
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -65,7 +65,7 @@ pub(super) fn send(
 pub(super) fn receive(
     link: &mut Link,
     mut cursor: Cursor<'_>,
-    memory: &RankMemory,
+    memory: &HostMemory,
     tasks: &Tasks,
 ) -> Result<()> {
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -96,7 +96,7 @@ pub(super) fn receive(
 }
 
 /// One read straight into the runs that come next.
-fn receive_direct(link: &Link, cursor: &Cursor<'_>, memory: &RankMemory) -> Result<usize> {
+fn receive_direct(link: &Link, cursor: &Cursor<'_>, memory: &HostMemory) -> Result<usize> {
     let mut ahead = cursor.clone();
     let mut batch = ReceiveBatch::new();
     while !batch.is_full() && batch.bytes() < CHUNK_BYTES {

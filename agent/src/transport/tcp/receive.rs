@@ -238,7 +238,8 @@ impl Work {
                 return self.finish(Err(error));
             }
             if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                self.finish(Ok(self.tasks.bytes.load(Ordering::Relaxed)));
+                let pushed = self.job.memory.push().map_err(TransferError::from);
+                self.finish(pushed.map(|()| self.tasks.bytes.load(Ordering::Relaxed)));
             }
         }
     }
@@ -257,9 +258,9 @@ impl Work {
     fn receive_stream(&self, source: &ReceiveFrom, stream: u32, streams: u32) -> Result<(), TransferError> {
         let lost = |error: std::io::Error| failure_of(source.member, &error);
         let cursor = Cursor::stream(&source.program, stream, streams);
-        let bytes = cursor.left();
+        let (bytes, memory) = (cursor.left(), self.job.memory.fill()?);
         let (mut link, watched) = self.open(source, Purpose::Bytes, (stream, streams))?;
-        flow::receive(&mut link, cursor, &self.job.memory, &self.tasks).map_err(lost)?;
+        flow::receive(&mut link, cursor, &memory, &self.tasks).map_err(lost)?;
         write_acknowledgement(&mut link, bytes).map_err(lost)?;
         self.keep(source, link, watched);
         Ok(())

@@ -20,6 +20,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{MemberId, Sha256};
+use weightrefit_core::round::message::RoundKey;
 
 /// Listens for destinations; one per agent.
 #[derive(Debug)]
@@ -203,7 +204,9 @@ impl Shared {
                 _ => {
                     offer.flight.arrive(&offer.job, &offer.tasks, destination, None);
                     let cursor = Cursor::stream(program, header.stream, header.streams);
-                    flow::send(link, cursor, &offer.job.memory, &offer.tasks).map_err(failed)?;
+                    let round = RoundKey { epoch: offer.job.peers.epoch, round: offer.job.round };
+                    let memory = offer.job.memory.pull(round)?;
+                    flow::send(link, cursor, &memory, &offer.tasks).map_err(failed)?;
                 }
             }
             let theirs = read_acknowledgement(link).map_err(failed)?;

@@ -3,7 +3,7 @@
 mod misuse;
 
 use super::*;
-use crate::executor::{Cursor, Placements, Program, RankMemory, gather, scatter};
+use crate::executor::{Cursor, HostMemory, Placements, Program, gather, scatter};
 use crate::memory::create;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Mutex;
@@ -27,8 +27,8 @@ struct World {
     security: [Security; 3],
     peers: Arc<Peers>,
     server: ByteServer,
-    source: RankMemory,
-    destination: RankMemory,
+    source: HostMemory,
+    destination: HostMemory,
     out: Arc<Program>,
     into: Arc<Program>,
     expected: Vec<u8>,
@@ -105,7 +105,7 @@ impl World {
             peers: Arc::clone(&self.peers),
             round,
             member: SOURCE,
-            memory: self.source.clone(),
+            memory: self.source.clone().into(),
             replicas: vec![4],
             destinations: vec![to],
             lane: None,
@@ -123,7 +123,7 @@ impl World {
             peers: Arc::clone(&self.peers),
             round: ROUND,
             member: DESTINATION,
-            memory: self.destination.clone(),
+            memory: self.destination.clone().into(),
             sources: vec![ReceiveFrom {
                 member: SOURCE,
                 addresses: vec![address],
@@ -151,14 +151,14 @@ impl World {
     }
 }
 
-fn memory(locals: Vec<LocalTensor>, fill: impl Fn(u64) -> u8) -> RankMemory {
+fn memory(locals: Vec<LocalTensor>, fill: impl Fn(u64) -> u8) -> HostMemory {
     let (placements, len) = Placements::staging(locals).expect("small");
     let (_, mapping) = create("test", len).expect("memory");
     mapping.write(0, &(0..len).map(fill).collect::<Vec<u8>>());
-    RankMemory::new(vec![Arc::new(mapping)], Arc::new(placements)).expect("fits")
+    HostMemory::new(vec![Arc::new(mapping)], Arc::new(placements)).expect("fits")
 }
 
-fn contents(memory: &RankMemory) -> Vec<u8> {
+fn contents(memory: &HostMemory) -> Vec<u8> {
     let mut out = vec![0; memory.mapping(0).len() as usize];
     memory.mapping(0).read(0, &mut out);
     out
@@ -332,7 +332,7 @@ fn a_replica_that_needs_nothing_from_a_rank_is_sent_at_once() {
         peers: Arc::clone(&world.peers),
         round: ROUND,
         member: SOURCE,
-        memory: world.source.clone(),
+        memory: world.source.clone().into(),
         replicas: vec![2, 3],
         destinations: Vec::new(),
         lane: None,

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ pub(crate) const UNHANDLED_CUDA_ERROR: u32 = 1;
 pub(crate) const INVALID_USAGE: u32 = 5;
 pub(crate) const REMOTE_ERROR: u32 = 6;
 pub(crate) const IN_PROGRESS: u32 = 7;
+
+type Work = Box<dyn FnOnce() + Send>;
 
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -44,6 +47,8 @@ pub(crate) struct Communicator {
     polls: Mutex<(u32, Vec<Launch>)>,
     pub(crate) revoked: AtomicBool,
     ended: AtomicBool,
+    /// A thread for each direction and peer, since to start one takes longer than to move little.
+    lines: Mutex<BTreeMap<(bool, u32), Sender<Work>>>,
     links: Mutex<Links>,
     arrived: Condvar,
     flying: Mutex<usize>,
@@ -89,6 +94,7 @@ impl Communicator {
             polls: Mutex::new((knobs().polls, Vec::new())),
             revoked: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            lines: Mutex::default(),
             links: Mutex::default(),
             arrived: Condvar::new(),
             flying: Mutex::new(0),
@@ -121,7 +127,8 @@ impl Communicator {
                 continue;
             };
             let mut header = [0; 12];
-            let named = socket.set_nonblocking(false).and_then(|()| socket.read_exact(&mut header));
+            let named = socket.set_nonblocking(false).and_then(|()| socket.set_nodelay(true));
+            let named = named.and_then(|()| socket.read_exact(&mut header));
             let nonce = u64::from_be_bytes(*header.first_chunk().expect("12 bytes"));
             if named.is_ok() && nonce == self.nonce {
                 let peer = u32::from_be_bytes(*header[8..].first_chunk().expect("12 bytes"));
@@ -212,15 +219,38 @@ impl Communicator {
     }
 
     /// Peers side by side, operations of one in order.
-    fn fly(&self, operations: &[Operation]) -> Result<(), u32> {
+    fn fly(self: &Arc<Self>, operations: &[Operation]) -> Result<(), u32> {
         let mut lines: BTreeMap<(bool, u32), Vec<Operation>> = BTreeMap::new();
         operations.iter().for_each(|one| lines.entry((one.is_send, one.peer)).or_default().push(*one));
-        let results: Vec<Result<(), u32>> = std::thread::scope(|scope| {
-            let line = |line: Vec<Operation>| line.into_iter().try_for_each(|one| self.perform(&one));
-            let threads: Vec<_> = lines.into_values().map(|one| scope.spawn(move || line(one))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap_or(Err(UNHANDLED_CUDA_ERROR))).collect()
-        });
-        results.into_iter().collect()
+        let last = lines.pop_last();
+        let (told, results) = channel();
+        let others = lines.len();
+        for (key, line) in lines {
+            let (own, told) = (Arc::clone(self), told.clone());
+            self.line(key, Box::new(move || drop(told.send(own.perform_all(&line)))));
+        }
+        drop(told);
+        let last = last.map_or(Ok(()), |(_, line)| self.perform_all(&line));
+        let results: Vec<Result<(), u32>> = results.iter().collect();
+        // A thread that broke says nothing.
+        if results.len() < others {
+            return Err(UNHANDLED_CUDA_ERROR);
+        }
+        results.into_iter().chain([last]).collect()
+    }
+
+    fn line(&self, key: (bool, u32), work: Work) {
+        let start = || {
+            let (line, inbox) = channel::<Work>();
+            std::thread::spawn(move || inbox.iter().for_each(|work| work()));
+            line
+        };
+        // The thread lives as long as the sender.
+        let _ = lock(&self.lines).entry(key).or_insert_with(start).send(work);
+    }
+
+    fn perform_all(&self, line: &[Operation]) -> Result<(), u32> {
+        line.iter().try_for_each(|one| self.perform(one))
     }
 
     fn perform(&self, operation: &Operation) -> Result<(), u32> {
@@ -266,10 +296,8 @@ impl Communicator {
         }
         let Some(mut socket) = self.outgoing(operation.peer) else { return Ok(false) };
         let mut taken = [0];
-        let sent = socket
-            .write_all(&operation.bytes.to_be_bytes())
-            .and_then(|()| socket.write_all(&bytes))
-            .and_then(|()| socket.read_exact(&mut taken));
+        let framed = [&operation.bytes.to_be_bytes()[..], &bytes].concat();
+        let sent = socket.write_all(&framed).and_then(|()| socket.read_exact(&mut taken));
         Ok(sent.is_ok())
     }
 

@@ -1,17 +1,18 @@
 //! What libcuda exports, as far as the agent asks for it.
 
 use crate::arena;
-use crate::kernels::{Arguments, Kernel};
+use crate::kernels::{Arguments, DigestArguments, Kernel, digest};
 use crate::knobs::knobs;
 use crate::queue::{MARKS, Mark, QUEUES, new_queue, sticky};
-use std::cell::Cell;
+use crate::wire::tally;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-const SUCCESS: u32 = 0;
-const INVALID_VALUE: u32 = 1;
-const OUT_OF_MEMORY: u32 = 2;
+pub(crate) const SUCCESS: u32 = 0;
+pub(crate) const INVALID_VALUE: u32 = 1;
+pub(crate) const OUT_OF_MEMORY: u32 = 2;
 const NO_DEVICE: u32 = 100;
-const INVALID_DEVICE: u32 = 101;
+pub(crate) const INVALID_DEVICE: u32 = 101;
 const INVALID_IMAGE: u32 = 200;
 const INVALID_CONTEXT: u32 = 201;
 const INVALID_HANDLE: u32 = 400;
@@ -24,6 +25,8 @@ const MODULE: usize = 48;
 thread_local! {
     /// Device whose context is current on this thread, and 1 more, so that 0 is none.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// Those that it took the place of.
+    static BEFORE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The device of the current context.
@@ -32,7 +35,7 @@ pub(crate) fn current() -> Option<i32> {
     (current > 0).then(|| current as i32 - 1)
 }
 
-fn ready() -> u32 {
+pub(crate) fn ready() -> u32 {
     if current().is_none() { INVALID_CONTEXT } else { sticky() }
 }
 
@@ -46,7 +49,7 @@ macro_rules! in_context {
     };
 }
 
-fn is_device(device: c_int) -> bool {
+pub(crate) fn is_device(device: c_int) -> bool {
     (0..knobs().devices).contains(&device)
 }
 
@@ -164,6 +167,20 @@ extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> u32 {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> u32 {
+    BEFORE.with_borrow_mut(|before| before.push(CURRENT.replace(context as usize)));
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> u32 {
+    let Some(before) = BEFORE.with_borrow_mut(Vec::pop) else { return INVALID_CONTEXT };
+    // SAFETY: the caller's handle.
+    unsafe { *context = CURRENT.replace(before) as *mut c_void };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) -> u32 {
     // SAFETY: the caller's integers.
     unsafe { (*least, *greatest) = (0, -5) };
@@ -216,6 +233,16 @@ extern "C" fn cuMemFreeHost(base: *mut c_void) -> u32 {
     if arena::free_host(base as u64) { ready() } else { INVALID_VALUE }
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostRegister_v2(base: *mut c_void, bytes: usize, _flags: c_uint) -> u32 {
+    in_context!({ if arena::register_host(base as u64, bytes as u64) { SUCCESS } else { INVALID_VALUE } })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostUnregister(base: *mut c_void) -> u32 {
+    if arena::unregister_host(base as u64) { ready() } else { INVALID_VALUE }
+}
+
 fn enqueue(stream: *mut c_void, work: impl FnOnce() -> Result<(), u32> + Send + 'static) -> u32 {
     in_context!({
         match QUEUES.get(stream as usize) {
@@ -231,19 +258,28 @@ fn enqueue(stream: *mut c_void, work: impl FnOnce() -> Result<(), u32> + Send + 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemsetD8Async(address: u64, value: u8, bytes: usize, stream: *mut c_void) -> u32 {
     enqueue(stream, move || {
-        let to = arena::shadow(address, bytes as u64)?;
+        let to = arena::shadow_to_write(address, bytes as u64)?;
         // SAFETY: `shadow` checked the range.
         unsafe { std::ptr::write_bytes(to, value, bytes) };
         Ok(())
     })
 }
 
+/// Says how much goes between host and device, and in what process: its first argument tells an agent from a client.
+fn tally_copy(direction: &str, bytes: usize) {
+    if knobs().tally.is_some() {
+        let process = std::env::args().nth(1).unwrap_or_default();
+        tally(&format!(r#"{{"copied":"{direction}","bytes":{bytes},"process":"{process}"}}"#));
+    }
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: *mut c_void) -> u32 {
     let from = from as u64;
+    tally_copy("up", bytes);
     enqueue(stream, move || {
         arena::is_pinned(from, bytes as u64)?;
-        let to = arena::shadow(to, bytes as u64)?;
+        let to = arena::shadow_to_write(to, bytes as u64)?;
         // SAFETY: both ranges were checked.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to, bytes) };
         Ok(())
@@ -253,6 +289,7 @@ extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, s
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: *mut c_void) -> u32 {
     let to = to as u64;
+    tally_copy("down", bytes);
     if arena::is_pinned(to, bytes as u64).is_err() {
         return INVALID_VALUE;
     }
@@ -377,6 +414,7 @@ unsafe extern "C" fn cuModuleGetFunction(
     let number = match unsafe { CStr::from_ptr(name) }.to_bytes() {
         b"weightrefit_gather" => 1,
         b"weightrefit_scatter" => 2,
+        b"weightrefit_digest" => 3,
         _ => return NOT_FOUND,
     };
     if module as usize != MODULE {
@@ -401,14 +439,27 @@ unsafe extern "C" fn cuLaunchKernel(
     arguments: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> u32 {
-    let kernel = match function as usize {
-        1 => Kernel::Gather,
-        2 => Kernel::Scatter,
-        _ => return INVALID_HANDLE,
-    };
     if blocks == 0 || threads == 0 || threads > 1024 {
         return INVALID_VALUE;
     }
+    let kernel = match function as usize {
+        1 => Kernel::Gather,
+        2 => Kernel::Scatter,
+        3 => {
+            // SAFETY: the caller's six pointers to arguments of the kernel's types; the third says how the work is cut.
+            let arguments = unsafe {
+                DigestArguments {
+                    table: *(*arguments).cast(),
+                    entries: *(*arguments.add(1)).cast(),
+                    row_keys: *(*arguments.add(3)).cast(),
+                    keyed_rows: *(*arguments.add(4)).cast(),
+                    sums: *(*arguments.add(5)).cast(),
+                }
+            };
+            return enqueue(stream, move || digest(&arguments));
+        }
+        _ => return INVALID_HANDLE,
+    };
     // SAFETY: the caller's five pointers to arguments of the kernels' types.
     let arguments = unsafe {
         Arguments {

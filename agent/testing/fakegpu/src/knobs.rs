@@ -42,7 +42,8 @@ pub(crate) struct Knobs {
     pub(crate) wedge: Option<u32>,
     /// `1`: nobody hears of a peer's death, as over NVLink.
     pub(crate) silent_death: bool,
-    /// Folder where each process writes what it sent and received, a line for each group.
+    /// Folder where each process writes what it sent and received, a line for each group, and each copy from or to a
+    /// device.
     pub(crate) tally: Option<PathBuf>,
 }
 

@@ -7,6 +7,7 @@
 //!   else makes the context fail for good, as an illegal address does;
 //! - NCCL calls return "in progress" as often as asked, and nothing is enqueued before the last of them;
 //! - a send waits for its receive; one of another size hangs, as do a missing peer and a dead one that nobody detects;
+//! - memory that passes between processes may be written, or read, only as its mapping says;
 //! - one failure fails the communicator, at every rank that hears of it.
 //!
 //! `FAKEGPU_*` in the environment turn the knobs of module `knobs`.
@@ -20,4 +21,5 @@ mod kernels;
 mod knobs;
 mod nccl;
 mod queue;
+mod shared;
 mod wire;

@@ -69,6 +69,11 @@ impl Mark {
     pub(crate) fn record(self: &Arc<Self>, queue: &Queue) {
         let mut counts = self.lock();
         counts.0 += 1;
+        if queue.is_done() {
+            counts.1 = counts.0;
+            self.changed.notify_all();
+            return;
+        }
         let (own, mark) = (counts.0, Arc::clone(self));
         queue.add(move || {
             let mut counts = mark.lock();
@@ -79,7 +84,11 @@ impl Mark {
     }
 
     pub(crate) fn make_wait(self: &Arc<Self>, queue: &Queue) {
-        let (until, mark) = (self.lock().0, Arc::clone(self));
+        let (until, passed) = *self.lock();
+        if passed >= until {
+            return;
+        }
+        let mark = Arc::clone(self);
         queue.add(move || {
             let mut counts = mark.lock();
             while counts.1 < until && sticky() == 0 {
