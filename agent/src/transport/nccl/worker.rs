@@ -194,3 +194,6 @@ fn or_exit(aborted: Result<Aborted, Wedged>) {
         std::process::exit(3);
     }
 }
+
+#[cfg(test)]
+mod tests;
