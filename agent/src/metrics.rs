@@ -46,6 +46,8 @@ pub struct Metrics {
     pub staging_bytes: IntGauge,
     /// Ranks of rounds that received by TCP though NCCL was allowed, by code of the reason.
     pub transport_fallbacks: IntCounterVec,
+    /// Bytes copied between devices and the host because TCP had to carry what lies on a device.
+    pub shadowed_bytes: IntCounter,
     /// Digests that differed, at the leader.
     pub digest_mismatches: IntCounter,
     /// Messages, streams and connections of peers that were refused, by code.
@@ -151,6 +153,13 @@ impl Metrics {
                 "Ranks of rounds that received by TCP though NCCL was allowed.",
                 &["code"],
             )?,
+            shadowed_bytes: register(
+                &r,
+                IntCounter::with_opts(opts(
+                    "shadowed_bytes_total",
+                    "Copied between devices and the host because TCP had to carry them.",
+                ))?,
+            )?,
             digest_mismatches: register(
                 &r,
                 IntCounter::with_opts(opts(
@@ -253,6 +262,7 @@ impl Metrics {
             publication_held_seconds,
             staging_bytes,
             transport_fallbacks,
+            shadowed_bytes,
             digest_mismatches,
             peer_refusals,
             client_refusals,
@@ -282,6 +292,7 @@ impl Metrics {
             publication_held_seconds,
             staging_bytes,
             transport_fallbacks,
+            shadowed_bytes,
             digest_mismatches,
             peer_refusals,
             client_refusals,

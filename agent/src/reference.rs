@@ -3,6 +3,7 @@
 //! digest, so that their verdict is worth something.
 
 mod cleanup;
+mod device;
 mod engine;
 mod forward;
 mod input;
@@ -58,6 +59,12 @@ pub struct RankArgs {
     /// Nobody is there to command it, as in a container: it goes on until SIGTERM.
     #[arg(long, conflicts_with = "launcher")]
     unattended: bool,
+    /// Keep the tensors on the GPU of this number, in place of memory of the host.
+    #[arg(long, value_name = "ORDINAL")]
+    device: Option<usize>,
+    /// Its driver, in place of the system's.
+    #[arg(long, value_name = "FILE", requires = "device")]
+    cuda_library: Option<PathBuf>,
 }
 
 /// Why a reference process ends.
@@ -77,6 +84,10 @@ enum ReferenceError {
     Weights(#[from] weights::WeightsError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Cuda(#[from] crate::cuda::CudaError),
+    #[error(transparent)]
+    Import(#[from] crate::cuda::ImportError),
     #[error(transparent)]
     Identity(#[from] crate::identity::IdentityError),
     #[error(transparent)]

@@ -339,12 +339,15 @@ impl RoundDriver {
             Who::Engine(record) => {
                 let fits =
                     crate::session::compare_recorded(&registration.tensors, &expected.regions, &plan.table);
-                let layout = expected.layout;
-                (Input::EngineConnected { slot, record, layout }, fits.map_err(|e| (e.code(), e.to_string())))
+                let fits = fits.map_err(|e| (e.code(), e.to_string()));
+                let placed = fits.and_then(|()| self.place_staging(slot, &registration));
+                (Input::EngineConnected { slot, record, layout: expected.layout }, placed)
             }
             Who::Trainer => {
                 // Mapping reserves addresses and touches no page, so it is quick whatever the size.
-                let source = Source::adopt(&registration, &expected.regions.locals);
+                let gpu_called = |uuid: &str| self.data.gpu_called(slot, uuid);
+                let adopt = || Source::adopt(&registration, &expected.regions.locals, gpu_called);
+                let source = tokio::task::block_in_place(adopt);
                 let adopted = source.map(|source| self.data.adopt(slot, Arc::new(source)));
                 (Input::TrainerConnected { slot, instance }, adopted.map_err(|e| (e.code(), e.to_string())))
             }
@@ -367,6 +370,14 @@ impl RoundDriver {
                 self.clients.refuse(slot, code, message);
             }
         }
+    }
+
+    /// Where an engine wants its staging, which is one of its agent's GPUs or the host.
+    fn place_staging(&mut self, slot: Slot, registration: &Registration) -> Result<(), (Code, String)> {
+        let found = |uuid: &String| tokio::task::block_in_place(|| self.data.gpu_called(slot, uuid));
+        let gpu = registration.staging_device.as_ref().map(found).transpose();
+        self.data.place_staging(slot, gpu.map_err(|reason| (reason.code, reason.text))?);
+        Ok(())
     }
 
     /// Compiles the programs of a source ahead of the first round that needs them.

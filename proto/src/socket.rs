@@ -30,8 +30,16 @@ pub enum ClientFrame {
     /// First frame of a connection.
     Hello { protocol: u32, instance: Incarnation, role: Role },
     /// One page of the rank's tensors; `page` counts from 0 to `pages - 1`. A trainer's page brings the
-    /// descriptors of the memories that it adds, in order; an engine's brings none.
-    Register { page: u32, pages: u32, memories: Vec<Memory>, tensors: Vec<Tensor> },
+    /// descriptors of the memories that it adds, in order; an engine's brings none. `staging_device` is an engine's, on
+    /// its first page: the UUID of the GPU on which it wants its staging, which else is memory of the host.
+    Register {
+        page: u32,
+        pages: u32,
+        memories: Vec<Memory>,
+        tensors: Vec<Tensor>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        staging_device: Option<String>,
+    },
     /// Trainer: the registered memory holds `step` and stays as it is until `released`.
     Publish { step: i64, world: String },
     /// Engine: stopped at a step boundary.
@@ -69,8 +77,11 @@ pub enum Role {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Memory {
-    /// Size in bytes; the descriptor must be sealed against shrinking and growing and be at least as long.
+    /// Size in bytes; the descriptor is at least as long. Memory of the host is sealed against shrinking and growing.
     pub bytes: u64,
+    /// UUID of the GPU on which it lies; absent for memory of the host. The descriptor is then that of a CUDA allocation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
 }
 
 /// One tensor of a registration: row-major, contiguous.
@@ -111,8 +122,14 @@ pub enum AgentFrame {
     /// Answer to the last page of a registration, once a membership and layout are there and fit it.
     Registered {},
     /// Engine: staging of the rank, read-only, on one descriptor: where each tensor's new content will be.
-    /// Sent before the first `commit`, and again when it changes.
-    Staging { bytes: u64, tensors: Vec<StagedTensor> },
+    /// Sent before the first `commit`, and again when it changes. On a GPU, where the engine wanted that, `device` is its
+    /// UUID, and the descriptor that of a CUDA allocation.
+    Staging {
+        bytes: u64,
+        tensors: Vec<StagedTensor>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
+    },
     /// Trainer: the buffer of `step` is the trainer's again.
     Released { step: i64, outcome: ReleaseKind },
     /// Trainer: the publish of `step` was not taken; its buffer was never offered and is the trainer's.

@@ -50,6 +50,9 @@ pub(crate) struct Local {
     /// GPUs and NCCL are the double of the tests
     #[arg(long, hide = true)]
     double: bool,
+    /// Trainers and engines keep their tensors on the GPUs that agents use; without any, on the host
+    #[arg(long, hide = true)]
+    device_memory: bool,
 }
 
 /// Values of `--transport`.
@@ -86,6 +89,7 @@ impl Local {
             fault,
             broken,
             double,
+            device_memory,
         } = self;
         let mut documents = files.documents(printer)?;
         if let Some(transport) = transport {
@@ -100,7 +104,8 @@ impl Local {
         if let Some(folder) = prepare {
             return local::prepare(&resolved, weights, &folder).map_err(failure);
         }
-        let options = local::Options { rounds, weights, metrics, faults: fault, broken, double };
+        let options =
+            local::Options { rounds, weights, metrics, faults: fault, broken, double, device_memory };
         resolved.notes.iter().for_each(|note| printer.note(note));
         super::log("warn");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

@@ -59,6 +59,8 @@ pub(super) struct Launch {
     pub(super) broken: Option<Broken>,
     /// What agents may drive NCCL with.
     pub(super) devices: Option<Devices>,
+    /// Trainers and engines keep their tensors on these.
+    pub(super) device_memory: bool,
 }
 
 /// GPUs and NCCL of a run.
@@ -108,6 +110,7 @@ impl Launch {
             command.arg("--cuda-library").arg(library).arg("--nccl-library").arg(library);
             // Small models then take many chunks.
             command.args(["--gpu-window-mib", "1"]);
+            self.share_devices(&mut command, index);
         }
         command
     }
@@ -140,6 +143,13 @@ impl Launch {
         command
     }
 
+    /// An agent and its clients see the same GPUs, and no others do.
+    fn share_devices(&self, command: &mut Command, agent: usize) {
+        if self.device_memory {
+            command.env("FAKEGPU_SEED", (agent + 1).to_string());
+        }
+    }
+
     fn rank(&self, role: &str, world: &World, seat: &Seat) -> Command {
         let agent = world.agent_of(seat).unwrap_or(0);
         let mut command = Command::new(&self.program);
@@ -148,6 +158,14 @@ impl Launch {
         command.arg("--refit").arg(&self.resolved);
         command.arg("--weights").arg(&self.weights);
         command.arg("--launcher").arg(std::process::id().to_string());
+        if let (true, Some(devices)) = (self.device_memory, &self.devices) {
+            let slot = world.agents.get(agent).and_then(|spec| spec.seats.iter().position(|own| own == seat));
+            command.arg("--device").arg(slot.unwrap_or(0).to_string());
+            if let Devices::Double(library) = devices {
+                command.arg("--cuda-library").arg(library);
+                self.share_devices(&mut command, agent);
+            }
+        }
         command
     }
 }

@@ -34,6 +34,8 @@ pub struct Options {
     pub broken: Option<Broken>,
     /// GPUs and NCCL are the tests' double.
     pub double: bool,
+    /// Trainers and engines keep their tensors on GPUs.
+    pub device_memory: bool,
 }
 
 /// Why there is no report.
@@ -246,6 +248,7 @@ pub async fn run(refit: &ResolvedRefit, options: Options) -> Result<LocalReport,
         metrics: options.metrics,
         broken: options.broken,
         devices: fabric,
+        device_memory: options.device_memory,
     };
     let server = Server::start(listener, trust, Arc::clone(&tokens), Refusals::default())?;
     let coordinator = server.coordinate(settings, InMemory::default());

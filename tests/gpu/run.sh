@@ -21,16 +21,18 @@ for file in tests/local/tiny.yaml examples/minilm.yaml; do
     # NCCL goes in clear: a copy of the refit says that it may.
     grep -q TrustedFabric "$file" && cp "$file" "$folder/refit.yaml" ||
         sed '0,/^spec:/s//spec:\n  transfer: {encryption: TrustedFabric}/' "$file" > "$folder/refit.yaml"
-    for transport in tcp nccl; do
-        timeout 120 "$bin/weightrefit" local -f "$folder/refit.yaml" --rounds "$rounds" --transport "$transport" \
+    for run in tcp nccl "nccl --device-memory"; do
+        transport="${run%% *}"
+        # shellcheck disable=SC2086 # two words where there are two
+        timeout 120 "$bin/weightrefit" local -f "$folder/refit.yaml" --rounds "$rounds" --transport $run \
             -o json > "$folder/report.json" || { cat "$folder/report.json"; exit 1; }
-        python3 - "$folder/report.json" "$file" "$transport" <<'PYTHON'
+        python3 - "$folder/report.json" "$file" "$transport" "$run" <<'PYTHON'
 import json, sys
 report = json.load(open(sys.argv[1]))
 used = {carrier["transport"] for carrier in report.get("carriers", [])} or {"tcp"}
 assert report["verdict"]["mismatchedElements"] == 0 and used == {sys.argv[3]}, report
 times = " ".join(str(line["phaseMilliseconds"].get("transfer", "-")) for line in report["rounds"])
-print(f"{sys.argv[2]:44} {sys.argv[3]:10} {times}")
+print(f"{sys.argv[2]:44} {sys.argv[4].replace('nccl --device-memory', 'on device'):10} {times}")
 PYTHON
     done
 done

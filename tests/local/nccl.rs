@@ -50,7 +50,7 @@ fn tally(folder: &Path, side: &str) -> BTreeMap<(String, u64, u64), Vec<u64>> {
         let text = std::fs::read_to_string(file.path()).expect("text");
         for line in text.lines() {
             let group: Value = serde_json::from_str(line).expect("JSON");
-            let name = group["communicator"].as_str().expect("a name");
+            let Some(name) = group["communicator"].as_str() else { continue };
             for call in group[side].as_array().expect("a list") {
                 let key = (name.to_owned(), number(&group, "/rank"), number(call, "/0"));
                 calls.entry(key).or_default().push(number(call, "/1"));
@@ -77,6 +77,54 @@ fn bytes_on_the_wire_are_the_plans_in_as_few_calls_as_chunks_allow() {
         let per_round = sizes.iter().sum::<u64>() / 3;
         assert!(sizes.len() as u64 <= 3 * (per_round.div_ceil(CHUNK_BYTES) + 1), "{pair:?}: {sizes:?}");
     }
+}
+
+/// Bytes that agents copied between host and device, up and down.
+fn copied(folder: &Path) -> (u64, u64) {
+    let (mut up, mut down) = (0, 0);
+    for file in folder.read_dir().expect("a folder").flatten() {
+        for line in std::fs::read_to_string(file.path()).expect("text").lines() {
+            let line: Value = serde_json::from_str(line).expect("JSON");
+            // An agent's first argument is an option, a client's its role.
+            let is_agent = line["process"].as_str().is_some_and(|first| first.starts_with("--"));
+            match line["copied"].as_str().filter(|_| is_agent) {
+                Some("up") => up += number(&line, "/bytes"),
+                Some(_) => down += number(&line, "/bytes"),
+                None => {}
+            }
+        }
+    }
+    (up, down)
+}
+
+/// A run with all tensors on the double's GPUs, and what agents copied.
+fn on_devices(transport: &str, rounds: &str) -> (Value, (u64, u64)) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let arguments = ["--transport", transport, "--double", "--device-memory", "--rounds", rounds];
+    let mut command = local("tests/local/tiny.yaml", &arguments);
+    let report = report(command.env("FAKEGPU_TALLY", folder.path()), 0);
+    (report, copied(folder.path()))
+}
+
+#[test]
+fn what_is_on_devices_is_neither_copied_there_nor_back() {
+    let (two, before) = on_devices("nccl", "2");
+    let (five, after) = on_devices("nccl", "5");
+    all_is_right(&two, 2, 2 * 2 * TINY_ELEMENTS);
+    all_is_right(&five, 5, 5 * 2 * TINY_ELEMENTS);
+    assert_eq!(carriers(&five), [("nccl", ""); 2]);
+    assert!(before.0 > 0, "tables of programs");
+    assert_eq!(after.0, before.0, "a later round copies nothing to a device");
+    let minimum = number(&five, "/plan/bytes/minimum");
+    assert!(after.1 < minimum / 100, "only digests come back: {} of {minimum} bytes", after.1);
+}
+
+#[test]
+fn what_is_on_devices_goes_by_tcp_where_it_must() {
+    let (report, (up, down)) = on_devices("tcp", "2");
+    all_is_right(&report, 2, 2 * 2 * TINY_ELEMENTS);
+    let minimum = number(&report, "/plan/bytes/minimum");
+    assert!(up >= 2 * minimum && down > 0, "{up} bytes up, {down} down, {minimum} a round");
 }
 
 #[test]

@@ -45,11 +45,11 @@ def wait_for(what, look):
 class Fleet:
     """One refit without Kubernetes: `weightrefit coordinate` and the agents that it names."""
 
-    def __init__(self, *files, replicas=1, without=()):
+    def __init__(self, *files, replicas=1, without=(), arguments=()):
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="weightrefit-"))
         self._processes = {}
         try:
-            self._files, self._replicas = files, replicas
+            self._files, self._replicas, self._arguments = files, replicas, arguments
             self.coordinate("127.0.0.1:0")
             absent = [self.pod_of(seat) for seat in without]
             for pod in self.agents:
@@ -73,7 +73,7 @@ class Fleet:
         """Starts the pod's agent and waits until its socket is there; with `changes` to its arguments it may never be."""
         number = list(self.agents).index(pod) + 2
         arguments = [changes.get(argument, argument) for argument in self.agents[pod]]
-        command = [binary("weightrefit-agent"), *arguments]
+        command = [binary("weightrefit-agent"), *arguments, *self._arguments]
         command += ["--socket", self.socket(pod), "--listen", f"127.0.0.{number}"]
         command += ["--exit-with-parent", str(os.getpid())]
         self._start(pod, command)
@@ -142,9 +142,11 @@ class FleetTest(unittest.TestCase):
     FILES = (ROOT / "tests/local/tiny.yaml",)
     REPLICAS = 1
     WITHOUT = ()
+    # Of every agent, beside its own.
+    ARGUMENTS = ()
 
     def setUp(self):
-        self.fleet = Fleet(*self.FILES, replicas=self.REPLICAS, without=self.WITHOUT)
+        self.fleet = Fleet(*self.FILES, replicas=self.REPLICAS, without=self.WITHOUT, arguments=self.ARGUMENTS)
         self.addCleanup(self._end)
 
     def _end(self):

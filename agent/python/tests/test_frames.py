@@ -71,7 +71,7 @@ class Documented(unittest.TestCase):
         self.assertEqual(calls, [("apply", {"w": content}), ("commit", 7, weightrefit.KvCache.RESET), ("resume", 7)])
 
     def test_what_trainers_and_drivers_send_is_what_the_page_shows(self):
-        sent, _ = blocks("json")
+        sent, *_ = blocks("json")
         hello, first, second, publish, driver, refit, status, events = sent
         listener = Listener(self)
         a, b = weightrefit.Memory(4096), weightrefit.Memory(64)
@@ -103,7 +103,7 @@ class Documented(unittest.TestCase):
         self.assertEqual([read_frame(peer), read_frame(peer), read_frame(peer)], [refit, status, events])
 
     def test_what_an_agent_says_is_understood(self):
-        _, received = blocks("json")
+        _, received, *_ = blocks("json")
         for line, raised in zip(received, (None, weightrefit.PublishRefused, weightrefit.Refused)):
             frame = json.loads(line)
             with self.subTest(frame["type"]):
@@ -139,7 +139,7 @@ class Documented(unittest.TestCase):
                 self.assertEqual((error.exception.code, error.exception.message), (frame["code"], frame["message"]))
 
     def test_every_event_of_the_page_is_understood(self):
-        _, received = blocks("json")
+        _, received, *_ = blocks("json")
         listener = Listener(self)
         with weightrefit.Refit(socket=listener.path) as asking:
             peer = listener.accept()

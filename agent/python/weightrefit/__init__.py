@@ -12,6 +12,7 @@ the same program runs without weightrefit. Every exception is a `WeightrefitErro
 The package needs the standard library only; `weightrefit.pytorch` imports torch, and nothing else does.
 """
 
+from .device import DeviceMemory
 from .driver import Refit
 from .engine import Engine, EngineCallbacks
 from .errors import (
@@ -47,6 +48,7 @@ __all__ = [
     "AgentUnreachable",
     "Closed",
     "DeadlineExceeded",
+    "DeviceMemory",
     "Engine",
     "EngineCallbacks",
     "EngineState",

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from .device import DeviceMemory
 from .errors import Misuse, ProtocolError
 from .tensor import Tensor
 from .wire import Frame, field
@@ -39,6 +40,11 @@ class Memory:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
         self.buffer = memoryview(mmap.mmap(self.fd, nbytes))
 
+    @property
+    def frame(self) -> Frame:
+        """As a registration lists it."""
+        return {"bytes": self.nbytes}
+
     def __del__(self) -> None:
         if hasattr(self, "fd"):
             os.close(self.fd)
@@ -46,7 +52,7 @@ class Memory:
 
 class _At(NamedTuple):
     tensor: Tensor
-    memory: Memory
+    memory: Memory | DeviceMemory
     offset: int
 
 
@@ -61,7 +67,7 @@ class Placed(_At):
 
     __slots__ = ()
 
-    def __new__(cls, tensor: Tensor, memory: Memory, offset: int) -> Placed:
+    def __new__(cls, tensor: Tensor, memory: Memory | DeviceMemory, offset: int) -> Placed:
         end = offset + tensor.nbytes
         if offset < 0 or end > memory.nbytes:
             where = f"bytes {offset} to {end} of a memory of {memory.nbytes}"
@@ -70,7 +76,9 @@ class Placed(_At):
 
     @property
     def buffer(self) -> memoryview:
-        """Its bytes, writable, row-major; an empty tensor has none."""
+        """Its bytes, writable, row-major; an empty tensor has none. Of memory of the host only."""
+        if isinstance(self.memory, DeviceMemory):
+            raise Misuse("Unsupported", f"tensor `{self.tensor.name}` lies on {self.memory.device}, which has no buffer")
         return self.memory.buffer[self.offset : self.offset + self.tensor.nbytes]
 
 

@@ -229,7 +229,7 @@ def _pages(placed: list[Placed]) -> list[tuple[Frame, list[int]]]:
             turn()
         if new:
             numbers[id(memory)] = len(numbers)
-            memories.append({"bytes": memory.nbytes})
+            memories.append(memory.frame)
             fds.append(memory.fd)
         at = {"memory": numbers[id(memory)], "offset": entry.offset}
         tensors.append({"name": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape, "at": at})

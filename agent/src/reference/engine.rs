@@ -1,6 +1,7 @@
 //! The reference engine: one rank of one inference replica, with live tensors in its own memory and a forward loop
 //! that reads all of them all the time. The rounds are [`EngineClient`]'s; this does what it says.
 
+use super::device::{self, Twin};
 use super::forward::{Counts, Forward, Gate};
 use super::input::{self, Commands};
 use super::live::{LiveTensor, Stamp};
@@ -8,7 +9,8 @@ use super::rule::Step;
 use super::shard::{Comparison, Shard};
 use super::socket::{Connection, Event};
 use super::{RankArgs, ReferenceError, say, setup};
-use crate::memory::Mapping;
+use crate::cuda::Context;
+use crate::memory::{Mapping, create};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -73,9 +75,21 @@ pub(super) fn run(args: &EngineArgs) -> Result<(), ReferenceError> {
     std::thread::spawn(move || forward.run());
     let (events, queue) = mpsc::channel();
     let instance = crate::identity::draw_incarnation()?;
+    let context = device::context(&args.rank)?;
     let client = EngineClient::new(instance);
-    let engine =
-        Engine { args, shard, live, gate, counts, client, instance, staging: None, events, connections: 0 };
+    let engine = Engine {
+        args,
+        shard,
+        live,
+        gate,
+        counts,
+        client,
+        instance,
+        staging: None,
+        context,
+        events,
+        connections: 0,
+    };
     engine.run(&queue)
 }
 
@@ -88,13 +102,17 @@ struct Engine<'a> {
     client: EngineClient,
     instance: Incarnation,
     staging: Option<Staging>,
+    /// The device that staging is wanted on; `None` is the host.
+    context: Option<Context>,
     events: Sender<Event>,
     connections: u64,
 }
 
 /// Staging memory of the agent, mapped read-only.
 struct Staging {
-    memory: Mapping,
+    memory: Arc<Mapping>,
+    /// Where it lies on a device, of which `memory` is a copy.
+    twin: Option<Twin>,
     places: BTreeMap<String, StagedTensor>,
 }
 
@@ -136,7 +154,8 @@ impl Engine<'_> {
                 pieces: None,
             })
             .collect();
-        setup::pages(tensors, Vec::new()).iter().try_for_each(|page| connection.send(page, &[]))?;
+        let device = self.context.as_ref().map(|context| context.device().uuid.clone());
+        setup::pages(tensors, Vec::new(), device).iter().try_for_each(|page| connection.send(page, &[]))?;
         Ok(connection)
     }
 
@@ -148,13 +167,21 @@ impl Engine<'_> {
     ) -> Result<(), ReferenceError> {
         match frame {
             AgentFrame::Registered {} => say(&Told::Registered {}),
-            AgentFrame::Staging { bytes, tensors } => {
+            AgentFrame::Staging { bytes, tensors, device } => {
                 let [descriptor] = fds.as_slice() else {
                     return Err(ReferenceError::Staging("no descriptor"));
                 };
-                let memory = Mapping::adopt(descriptor.as_fd(), "staging", bytes)?;
+                let (memory, twin) = match (device, &self.context) {
+                    (None, _) => (Arc::new(Mapping::adopt(descriptor.as_fd(), "staging", bytes)?), None),
+                    (Some(uuid), Some(context)) if uuid == context.device().uuid => {
+                        let memory = Arc::new(create("copy of staging", bytes)?.1);
+                        let twin = Twin::import(context, &memory, descriptor)?;
+                        (memory, Some(twin))
+                    }
+                    (Some(_), _) => return Err(ReferenceError::Staging("it is on another device")),
+                };
                 let places = tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
-                self.staging = Some(Staging { memory, places });
+                self.staging = Some(Staging { memory, twin, places });
                 Ok(())
             }
             AgentFrame::Pause { round, .. } => self.handle(connection, EngineInput::Pause { round }),
@@ -229,6 +256,7 @@ impl Engine<'_> {
                 place.bytes == local.bytes() as u64 && end.is_some_and(|end| end <= staging.memory.len());
             if fits { Ok(place.offset) } else { Err(ReferenceError::Staging("a place of another size")) }
         };
+        staging.twin.as_ref().map_or(Ok(()), Twin::download)?;
         // All places are known before the first live byte is written.
         let places = self.shard.locals.iter().map(place).collect::<Result<Vec<_>, _>>()?;
         let stamp = Stamp::of(version);

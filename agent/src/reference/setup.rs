@@ -73,13 +73,18 @@ impl Refit {
 }
 
 /// A registration, page by page.
-pub(super) fn pages(tensors: Vec<Tensor>, memories: Vec<Memory>) -> Vec<ClientFrame> {
+pub(super) fn pages(
+    tensors: Vec<Tensor>,
+    memories: Vec<Memory>,
+    mut staging_device: Option<String>,
+) -> Vec<ClientFrame> {
     let chunks: Vec<Vec<Tensor>> = tensors.chunks(PAGE_TENSORS).map(<[Tensor]>::to_vec).collect();
     let pages = chunks.len() as u32;
     let mut memories = Some(memories);
     let page = |(page, tensors)| {
         let memories = memories.take().unwrap_or_default();
-        ClientFrame::Register { page, pages, memories, tensors }
+        let staging_device = staging_device.take();
+        ClientFrame::Register { page, pages, memories, tensors, staging_device }
     };
     (0..pages).zip(chunks).map(page).collect()
 }

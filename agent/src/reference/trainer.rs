@@ -2,14 +2,17 @@
 //! for each `publish STEP` on standard input, or every so many seconds, changes the shard in place, publishes, and waits
 //! until the memory is its own again.
 
+use super::device::{self, Twin};
 use super::input::{self, Commands};
 use super::rule::Step;
 use super::shard::Shard;
 use super::socket::{Connection, Event};
 use super::{RankArgs, ReferenceError, say, setup};
+use crate::cuda::Context;
 use crate::memory::{self, Mapping};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 use weightrefit_core::code::Policy;
@@ -71,7 +74,9 @@ struct Trainer {
     shard: Shard,
     /// First byte of each local tensor in the memory.
     offsets: Vec<u64>,
-    memory: Mapping,
+    memory: Arc<Mapping>,
+    /// On the device, where the rank keeps its tensors there, and the UUID of that.
+    twin: Option<(Twin, String)>,
     descriptor: OwnedFd,
     bytes: u64,
     instance: Incarnation,
@@ -93,6 +98,16 @@ impl Trainer {
             bytes += (local.bytes() as u64).next_multiple_of(ALIGNMENT);
         }
         let (descriptor, memory) = memory::create("weightrefit-trainer", bytes)?;
+        let memory = Arc::new(memory);
+        let context = device::context(&args.rank)?;
+        let twin = |context: &Context| {
+            Ok::<_, ReferenceError>((Twin::take(context, &memory)?, context.device().uuid.clone()))
+        };
+        let twin = context.as_ref().map(twin).transpose()?;
+        let descriptor = match &twin {
+            Some((twin, _)) => twin.descriptor()?,
+            None => descriptor,
+        };
         let instance = crate::identity::draw_incarnation()?;
         Ok(Self {
             args,
@@ -101,6 +116,7 @@ impl Trainer {
             shard,
             offsets,
             memory,
+            twin,
             descriptor,
             bytes,
             instance,
@@ -161,7 +177,7 @@ impl Trainer {
             if offered.is_none()
                 && let Some(step) = commands.pop_front()
             {
-                self.train(Step(step));
+                self.train(Step(step))?;
                 last = step;
                 offered = Some(step);
                 if registered {
@@ -176,11 +192,12 @@ impl Trainer {
     }
 
     /// Changes every weight in place, as an optimizer would.
-    fn train(&self, step: Step) {
+    fn train(&self, step: Step) -> Result<(), ReferenceError> {
         let step = if self.args.wrong_rule { Step(step.0 + 1) } else { step };
         for (local, offset) in self.shard.locals.iter().zip(&self.offsets) {
             self.memory.write(*offset, &local.at(step));
         }
+        self.twin.as_ref().map_or(Ok(()), |(twin, _)| Ok(twin.upload()?))
     }
 
     /// Where nobody listens any more, the step is published again on the next connection.
@@ -204,7 +221,9 @@ impl Trainer {
                 pieces: None,
             })
             .collect();
-        for (page, frame) in setup::pages(tensors, vec![Memory { bytes: self.bytes }]).iter().enumerate() {
+        let device = self.twin.as_ref().map(|(_, uuid)| uuid.clone());
+        let memories = vec![Memory { bytes: self.bytes, device }];
+        for (page, frame) in setup::pages(tensors, memories, None).iter().enumerate() {
             let fds = if page == 0 { vec![self.descriptor.as_fd()] } else { Vec::new() };
             connection.send(frame, &fds)?;
         }

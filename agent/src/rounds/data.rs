@@ -12,7 +12,7 @@ use super::staging::Staging;
 use crate::executor::{DigestProgram, RankMemory};
 use crate::limits;
 use crate::planned::{Planned, Task};
-use crate::transport::nccl::{Carried, Lanes, Settings};
+use crate::transport::nccl::{Carried, Gpu, Lanes, Reason, Settings};
 use crate::transport::tcp::{
     ByteServer, Receivers, Resting, Security, SendEvent, Senders, TransferError, receive,
 };
@@ -54,6 +54,8 @@ pub(super) enum DataEvent {
 #[derive(Debug, Default)]
 struct Place {
     staging: Option<Staging>,
+    /// Where the engine wants it; `None` is on the host.
+    staging_gpu: Option<Arc<Gpu>>,
     opening: Option<RoundKey>,
     receiving: Option<(RoundKey, Ticket, Receivers)>,
     digesting: Option<Digesting>,
@@ -83,6 +85,8 @@ pub(super) struct Data {
     // many tasks there are is bounded by slots and replicas.
     events: mpsc::UnboundedSender<DataEvent>,
     next_ticket: u64,
+    /// Bytes that went through shadows of memory that was let go of.
+    shadowed_bytes: u64,
 }
 
 impl Data {
@@ -96,7 +100,7 @@ impl Data {
         let places = (0..slots).map(|_| Place::default()).collect();
         let lanes = Lanes::new(fabric, security.clone(), slots);
         server.lead_lanes_to(lanes.hall());
-        Self { server, security, lanes, places, plan: None, events, next_ticket: 0 }
+        Self { server, security, lanes, places, plan: None, events, next_ticket: 0, shadowed_bytes: 0 }
     }
 
     /// A membership took effect; nothing of an older one runs any more.
@@ -108,7 +112,8 @@ impl Data {
             if let Some(staging) = &place.staging
                 && staging.layout() != slot.layout
             {
-                place.staging = None;
+                let staging = place.staging.take();
+                self.shadowed_bytes += staging.map_or(0, |staging| staging.memory().shadowed_bytes());
             }
             place.resting = Arc::default();
         }
@@ -117,9 +122,29 @@ impl Data {
 
     /// The trainer's memory, mapped.
     pub(super) fn adopt(&mut self, slot: Slot, source: Arc<Source>) {
+        self.let_go(slot);
         if let Some(place) = self.place(slot) {
             place.source = Some(source);
         }
+    }
+
+    /// The GPU of a slot, which its client calls `uuid`.
+    pub(super) fn gpu_called(&self, slot: Slot, uuid: &str) -> Result<Arc<Gpu>, Reason> {
+        self.lanes.gpu_called(slot.0 as usize, uuid)
+    }
+
+    /// Where an engine wants its staging, from the next round on; `None` is on the host.
+    pub(super) fn place_staging(&mut self, slot: Slot, gpu: Option<Arc<Gpu>>) {
+        if let Some(place) = self.place(slot) {
+            place.staging_gpu = gpu;
+        }
+    }
+
+    /// Bytes that were copied between devices and the host because TCP had to carry them.
+    pub(super) fn shadowed_bytes(&self) -> u64 {
+        let staged = self.places.iter().filter_map(|place| Some(place.staging.as_ref()?.memory()));
+        let published = self.places.iter().filter_map(|place| Some(place.source.as_ref()?.memory()));
+        self.shadowed_bytes + staged.chain(published).map(RankMemory::shadowed_bytes).sum::<u64>()
     }
 
     /// The trainer's memory, as it was adopted.
@@ -129,9 +154,8 @@ impl Data {
 
     /// Unmaps the trainer's memory; the node says when nothing reads it.
     pub(super) fn let_go(&mut self, slot: Slot) {
-        if let Some(place) = self.place(slot) {
-            place.source = None;
-        }
+        let source = self.place(slot).and_then(|place| place.source.take());
+        self.shadowed_bytes += source.map_or(0, |source| source.memory().shadowed_bytes());
     }
 
     /// Staging of a slot, for the engine.
@@ -199,15 +223,22 @@ impl Data {
             return Some(Input::StagingFailed { slot, round, code: Code::Unsupported });
         };
         let place = self.places.get_mut(slot.0 as usize)?;
-        if place.staging.is_some() {
-            return Some(Input::StagingReady { slot, round });
+        let gpu = place.staging_gpu.clone();
+        if let Some(staging) = &place.staging {
+            let same = |wanted: &Arc<Gpu>| staging.gpu().is_some_and(|gpu| Arc::ptr_eq(gpu, wanted));
+            if gpu.as_ref().map_or(staging.gpu().is_none(), same) {
+                return Some(Input::StagingReady { slot, round });
+            }
+            // B3: what ran on it was joined before this round began.
+            self.shadowed_bytes += staging.memory().shadowed_bytes();
+            place.staging = None;
         }
         place.opening = Some(round);
         let (events, layout, placements) =
             (self.events.clone(), plan.layout, Arc::clone(&receiving.placements));
         let (bytes, name) = (receiving.staging_bytes, plan.seat.to_string());
         spawn_blocking(move || {
-            let result = Staging::open(&name, layout, placements, bytes);
+            let result = Staging::open(&name, layout, placements, bytes, gpu);
             let result = result.map_err(|error| (error.code(), error.to_string()));
             let _ = events.send(DataEvent::Opened { slot, round, result });
         });
@@ -275,7 +306,7 @@ impl Data {
         let Some(planned) = self.plan.clone() else { return };
         let Some(place) = self.places.get_mut(slot.0 as usize) else { return };
         let Some(staging) = &place.staging else { return };
-        let (memory, events) = (staging.memory().clone(), self.events.clone());
+        let (memory, gpu, events) = (staging.memory().clone(), staging.gpu().cloned(), self.events.clone());
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let task = spawn_blocking(move || {
@@ -283,7 +314,7 @@ impl Data {
                 Task::Receive(receiving) => receiving.digest.clone(),
                 Task::Send(_) => None,
             });
-            if let Some(sums) = digest(&planned, program.as_deref(), &memory, &stopped) {
+            if let Some(sums) = digest(&planned, program.as_ref(), (&memory, gpu.as_deref()), &stopped) {
                 let _ = events.send(DataEvent::Digested { slot, ticket, sums });
             }
         });
@@ -297,7 +328,8 @@ impl Data {
         spawn_blocking(move || {
             let program = source.programs(&planned, slot).map(|programs| programs.digest.clone());
             let sums = program.map(|program| {
-                digest(&planned, program.as_deref(), source.memory(), &AtomicBool::new(false))
+                let lies = (source.memory(), source.gpu().map(Arc::as_ref));
+                digest(&planned, program.as_ref(), lies, &AtomicBool::new(false))
             });
             // A registration that does not fit the plan has no sums, which no ledger takes.
             let sums = sums.ok().flatten().unwrap_or_default();
@@ -426,16 +458,24 @@ fn unable(slot: Slot, round: RoundKey, replica: u32) -> Input {
     Input::TransferFailed { slot, round, replica, code: Code::PlanMismatch, peer: None }
 }
 
-/// No sums with verification disabled; `None` when stopped.
+/// No sums with verification disabled; `None` when stopped. What lies on a GPU is digested there.
 fn digest(
     planned: &Planned,
-    program: Option<&DigestProgram>,
-    memory: &RankMemory,
+    program: Option<&Arc<DigestProgram>>,
+    (memory, gpu): (&RankMemory, Option<&Gpu>),
     stop: &AtomicBool,
 ) -> Option<ClassSums> {
     let (Some(program), Some(keys)) = (program, &planned.keys) else { return Some(ClassSums::default()) };
+    if let Some(gpu) = gpu {
+        let digested = gpu.digest(program, memory, &|| stop.load(Ordering::Relaxed));
+        // Without a digest there are no sums, which no ledger takes.
+        return digested.unwrap_or_else(|error| {
+            tracing::error!(code = %error.code(), error = %error, "no digest on the device");
+            Some(ClassSums::default())
+        });
+    }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    program.run(memory, keys, threads.min(limits::DIGEST_THREADS_MAX), stop)
+    program.run(memory.on_host()?, keys, threads.min(limits::DIGEST_THREADS_MAX), stop)
 }
 
 fn failed(slot: Slot, round: RoundKey, replica: u32, error: &TransferError) -> Input {

@@ -55,6 +55,8 @@ pub(super) struct Observer {
     epoch: u64,
     version_seen: Option<VersionFloor>,
     refusals: BTreeMap<Code, u64>,
+    /// As far as they are counted.
+    shadowed_bytes: u64,
 }
 
 impl Observer {
@@ -86,6 +88,7 @@ impl Observer {
             epoch: 0,
             version_seen: None,
             refusals: BTreeMap::new(),
+            shadowed_bytes: 0,
         }
     }
 
@@ -267,6 +270,9 @@ impl Observer {
         }
         self.metrics.peers.set(small(peers));
         self.metrics.staging_bytes.set(i64::try_from(data.staging_bytes()).unwrap_or(i64::MAX));
+        let shadowed = data.shadowed_bytes();
+        self.metrics.shadowed_bytes.inc_by(shadowed.saturating_sub(self.shadowed_bytes));
+        self.shadowed_bytes = shadowed;
         for (code, count) in data.refusals() {
             let before = self.refusals.insert(code, count).unwrap_or(0);
             self.metrics.peer_refusals.with_label_values(&[code.name()]).inc_by(count.saturating_sub(before));

@@ -1,9 +1,11 @@
 //! A trainer rank's registered memory, mapped read-only, and the programs that read it.
 
-use crate::executor::{DigestProgram, ExecutorError, Place, Placements, Program, RankMemory};
+use crate::cuda::{DeviceMemory, ImportError};
+use crate::executor::{DigestProgram, ExecutorError, Part, Place, Placements, Program, RankMemory};
 use crate::memory::{Mapping, MemoryError};
 use crate::planned::{Planned, Task};
 use crate::session::{Registration, RegistrationError, compare};
+use crate::transport::nccl::{Gpu, Reason};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +18,8 @@ use weightrefit_core::round::io::Slot;
 #[derive(Debug)]
 pub(super) struct Source {
     memory: RankMemory,
+    /// Where the memory lies; `None` is on the host.
+    gpu: Option<Arc<Gpu>>,
     /// Of the plan that was asked for last, by its digest.
     programs: Mutex<Option<(Sha256, Arc<Programs>)>>,
 }
@@ -36,8 +40,16 @@ pub(super) enum SourceError {
     Registration(#[from] RegistrationError),
     #[error("tensor `{0}` has no place in memory")]
     NoPlace(String),
+    #[error(
+        "memory {index} lies elsewhere than those before it: a rank's lie all on the host, or all on its GPU"
+    )]
+    Mixed { index: usize },
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Gpu(#[from] Reason),
+    #[error(transparent)]
+    Import(#[from] ImportError),
     #[error(transparent)]
     Executor(#[from] ExecutorError),
 }
@@ -46,19 +58,39 @@ impl SourceError {
     pub(super) fn code(&self) -> Code {
         match self {
             Self::Registration(error) => error.code(),
-            Self::NoPlace(_) | Self::Memory(_) | Self::Executor(_) => Code::RegistrationMismatch,
+            Self::Gpu(reason) => reason.code,
+            Self::Import(ImportError::OtherDevice { .. } | ImportError::System { .. }) => Code::GpuNotVisible,
+            Self::NoPlace(_) | Self::Mixed { .. } | Self::Memory(_) | Self::Import(_) | Self::Executor(_) => {
+                Code::RegistrationMismatch
+            }
         }
     }
 }
 
 impl Source {
-    /// Checks a registration against the rank's local tensors (sorted by name) and maps its memories. The
-    /// descriptors are not needed afterwards.
-    pub(super) fn adopt(registration: &Registration, locals: &[LocalTensor]) -> Result<Self, SourceError> {
+    /// Checks a registration against the rank's local tensors (sorted by name) and maps its memories, those on a device
+    /// by the GPU that `gpu_called` finds by its UUID. The descriptors are not needed afterwards.
+    pub(super) fn adopt(
+        registration: &Registration,
+        locals: &[LocalTensor],
+        gpu_called: impl Fn(&str) -> Result<Arc<Gpu>, Reason>,
+    ) -> Result<Self, SourceError> {
         compare(&registration.tensors, locals)?;
-        let mut mappings = Vec::with_capacity(registration.memories.len());
-        for (index, (bytes, fd)) in registration.memories.iter().enumerate() {
-            mappings.push(Arc::new(Mapping::adopt(fd.as_fd(), &format!("memory {index}"), *bytes)?));
+        let mut parts = Vec::with_capacity(registration.memories.len());
+        let mut gpu = None;
+        for (index, (memory, fd)) in registration.memories.iter().enumerate() {
+            let (name, bytes) = (format!("memory {index}"), memory.bytes);
+            let is_on_device = memory.device.is_some();
+            if index > 0 && is_on_device != gpu.is_some() {
+                return Err(SourceError::Mixed { index });
+            }
+            parts.push(match &memory.device {
+                None => Part::Host(Arc::new(Mapping::adopt(fd.as_fd(), &name, bytes)?)),
+                Some(uuid) => {
+                    let found = gpu.insert(gpu_called(uuid)?);
+                    Part::Device(Arc::new(DeviceMemory::import(found.context(), fd.as_fd(), &name, bytes)?))
+                }
+            });
         }
         let by_name: BTreeMap<_, _> =
             registration.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
@@ -69,8 +101,13 @@ impl Source {
             places.push(Place { mapping: at.memory, offset: at.offset });
         }
         let placements = Arc::new(Placements::new(locals.to_vec(), places)?);
-        let memory = RankMemory::new(mappings, placements)?;
-        Ok(Self { memory, programs: Mutex::default() })
+        let memory = RankMemory::new(parts, placements)?;
+        Ok(Self { memory, gpu, programs: Mutex::default() })
+    }
+
+    /// The GPU on which the memory lies; `None` where it is on the host.
+    pub(super) fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.gpu.as_ref()
     }
 
     /// The registered memory.

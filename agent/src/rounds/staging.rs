@@ -1,7 +1,8 @@
 //! Staging of one destination rank: made by the agent, readable by the engine.
 
-use crate::executor::{ExecutorError, Placements, RankMemory};
+use crate::executor::{ExecutorError, Part, Placements, RankMemory};
 use crate::memory::{self, MemoryError};
+use crate::transport::nccl::{FlowError, Gpu};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -15,6 +16,9 @@ use weightrefit_proto::socket::{AgentFrame, StagedTensor};
 pub(super) struct Staging {
     layout: Sha256,
     memory: RankMemory,
+    /// Where it lies; `None` is on the host.
+    gpu: Option<Arc<Gpu>>,
+    /// For the engine: of the host's memory to read only, of a device's to read by agreement.
     readable: OwnedFd,
     bytes: u64,
     /// The engine's present connection has the descriptor.
@@ -28,6 +32,8 @@ pub(super) enum StagingError {
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Executor(#[from] ExecutorError),
+    #[error(transparent)]
+    Gpu(#[from] FlowError),
     #[error("cannot open staging for reading: {0}")]
     Reopen(rustix::io::Errno),
 }
@@ -36,19 +42,26 @@ impl StagingError {
     pub(super) fn code(&self) -> Code {
         match self {
             Self::Memory(_) | Self::Reopen(_) => Code::StagingExhausted,
+            Self::Gpu(error) => error.code(),
             Self::Executor(_) => Code::Unsupported,
         }
     }
 }
 
 impl Staging {
-    /// Takes `bytes` of real pages; blocks until they are there.
+    /// Takes `bytes` of the GPU, or else of real pages; blocks until they are there.
     pub(super) fn open(
         name: &str,
         layout: Sha256,
         placements: Arc<Placements>,
         bytes: u64,
+        gpu: Option<Arc<Gpu>>,
     ) -> Result<Self, StagingError> {
+        if let Some(gpu) = gpu {
+            let (memory, readable) = gpu.staging(bytes)?;
+            let memory = RankMemory::new(vec![Part::Device(Arc::new(memory))], placements)?;
+            return Ok(Self { layout, memory, gpu: Some(gpu), readable, bytes, told: false });
+        }
         let (writable, mapping) = memory::create(name, bytes)?;
         memory::refuse_new_writers(std::os::fd::AsFd::as_fd(&writable), name)?;
         // A descriptor opened anew for reading, so that the engine cannot write through it; the seal keeps it
@@ -56,8 +69,8 @@ impl Staging {
         let path = format!("/proc/self/fd/{}", writable.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let readable = rustix::fs::open(path, flags, Mode::empty()).map_err(StagingError::Reopen)?;
-        let memory = RankMemory::new(vec![Arc::new(mapping)], placements)?;
-        Ok(Self { layout, memory, readable, bytes, told: false })
+        let memory = RankMemory::new(vec![Part::Host(Arc::new(mapping))], placements)?;
+        Ok(Self { layout, memory, gpu: None, readable, bytes, told: false })
     }
 
     /// Digest of the layout that it was made for.
@@ -68,6 +81,11 @@ impl Staging {
     /// For receivers and digests.
     pub(super) fn memory(&self) -> &RankMemory {
         &self.memory
+    }
+
+    /// Where it lies; `None` is on the host.
+    pub(super) fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.gpu.as_ref()
     }
 
     /// Its size.
@@ -83,6 +101,7 @@ impl Staging {
             StagedTensor { name: local.name.clone(), offset: place.offset, bytes }
         };
         let tensors = placements.locals().iter().zip(placements.places()).map(tensor).collect();
-        Ok((AgentFrame::Staging { bytes: self.bytes, tensors }, vec![self.readable.try_clone()?]))
+        let device = self.gpu.as_ref().map(|gpu| gpu.context().device().uuid.clone());
+        Ok((AgentFrame::Staging { bytes: self.bytes, tensors, device }, vec![self.readable.try_clone()?]))
     }
 }

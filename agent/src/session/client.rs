@@ -196,13 +196,17 @@ async fn converse(
     if events.send(joined).await.is_err() {
         return Ok(());
     }
-    let mut pages = Pages::default();
+    let (mut pages, mut wanted) = (Pages::default(), None);
     while let Some((frame, fds)) = frame::read(read).await? {
         let name = kind.check(&frame)?;
         let event = match frame {
-            ClientFrame::Register { page, pages: of, memories, tensors } => {
+            ClientFrame::Register { page, pages: of, memories, tensors, staging_device } => {
+                wanted = wanted.or(staging_device);
                 match pages.add((page, of), memories, tensors, fds)? {
-                    Some(registration) => ClientEvent::Registered { client, registration },
+                    Some(registration) => {
+                        let registration = Registration { staging_device: wanted.take(), ..registration };
+                        ClientEvent::Registered { client, registration }
+                    }
                     None => continue,
                 }
             }

@@ -14,10 +14,12 @@ use weightrefit_proto::v1::{Claim, Recorded};
 /// What a client registered, all pages of it.
 #[derive(Debug, Default)]
 pub struct Registration {
-    /// Size claimed and descriptor, trainers only; nothing of it is checked yet.
-    pub memories: Vec<(u64, OwnedFd)>,
+    /// What is claimed and the descriptor, trainers only; nothing of it is checked yet.
+    pub memories: Vec<(Memory, OwnedFd)>,
     /// In the client's order.
     pub tensors: Vec<Tensor>,
+    /// UUID of the GPU on which an engine wants its staging; `None` is memory of the host.
+    pub staging_device: Option<String>,
 }
 
 /// A registration that cannot be taken.
@@ -108,7 +110,7 @@ impl Pages {
         if let Some(&(what, _, max)) = bounds.iter().find(|(_, count, max)| count > max) {
             return Err(RegistrationError::TooMany { what, max });
         }
-        all.memories.extend(memories.into_iter().map(|memory| memory.bytes).zip(fds));
+        all.memories.extend(memories.into_iter().zip(fds));
         all.tensors.extend(tensors);
         self.next += 1;
         Ok((self.next == self.pages).then(|| std::mem::take(self).gathered))
@@ -303,7 +305,7 @@ mod tests {
 
     #[test]
     fn memories_and_descriptors_are_as_many() {
-        let error = Pages::default().add((0, 1), vec![Memory { bytes: 1 }], vec![], vec![]);
+        let error = Pages::default().add((0, 1), vec![Memory { bytes: 1, device: None }], vec![], vec![]);
         assert_eq!(error.expect_err("refused"), RegistrationError::Descriptors { memories: 1, fds: 0 });
         let error = Pages::default().add((0, u32::MAX), vec![], vec![], vec![]).expect_err("refused");
         assert!(matches!(error, RegistrationError::TooMany { what: "pages", .. }), "{error}");

@@ -65,7 +65,7 @@ fn raw(json: &str) -> Vec<u8> {
 }
 
 fn register(page: u32, pages: u32, memories: Vec<Memory>) -> ClientFrame {
-    ClientFrame::Register { page, pages, memories, tensors: vec![] }
+    ClientFrame::Register { page, pages, memories, tensors: vec![], staging_device: None }
 }
 
 #[test]
@@ -105,7 +105,10 @@ fn what_is_no_frame_of_protocol_1_is_refused_and_others_go_on() {
         ("publish before registration", then(hello(trainer(0)), &publish)),
         ("pages out of order", then(hello(trainer(0)), &register(1, 2, vec![]))),
         ("too many pages", then(hello(trainer(0)), &register(0, u32::MAX, vec![]))),
-        ("memory without descriptor", then(hello(trainer(0)), &register(0, 1, vec![Memory { bytes: 1 }]))),
+        (
+            "memory without descriptor",
+            then(hello(trainer(0)), &register(0, 1, vec![Memory { bytes: 1, device: None }])),
+        ),
     ];
     let count = rows.len();
     for (name, bytes) in rows {
@@ -145,7 +148,7 @@ fn descriptors_are_counted_and_welcome_only_where_they_belong() {
     let before = descriptors();
     for _ in 0..20 {
         let mut client = Client::hello(&agent.socket, 9, trainer(0)).welcome();
-        client.send(&register(0, 2, vec![Memory { bytes: 8 }; 4]), &[memory.as_fd(); 4]);
+        client.send(&register(0, 2, vec![Memory { bytes: 8, device: None }; 4]), &[memory.as_fd(); 4]);
         drop(client);
     }
     // 80 came; the agent's own connections come and go meanwhile.
@@ -191,8 +194,14 @@ fn registrations_that_do_not_fit_are_refused_with_what_differs() {
     ];
     for (name, memory, claimed, tensor) in rows {
         let mut client = Client::hello(&agent.socket, 9, trainer(0));
-        let memories = vec![Memory { bytes: claimed }];
-        let page = ClientFrame::Register { page: 0, pages: 1, memories, tensors: vec![tensor] };
+        let memories = vec![Memory { bytes: claimed, device: None }];
+        let page = ClientFrame::Register {
+            page: 0,
+            pages: 1,
+            memories,
+            tensors: vec![tensor],
+            staging_device: None,
+        };
         client.send(&page, &[memory.as_fd()]);
         assert_eq!(refusal(&mut client), Some(Code::RegistrationMismatch), "{name}");
     }
@@ -223,9 +232,9 @@ fn a_rank_has_one_client() {
         at: Some(MemoryAt { memory: 0, offset: 0 }),
         pieces: None,
     };
-    let memories = vec![Memory { bytes: 128 }];
+    let memories = vec![Memory { bytes: 128, device: None }];
     third.send(
-        &ClientFrame::Register { page: 0, pages: 1, memories, tensors: vec![tensor] },
+        &ClientFrame::Register { page: 0, pages: 1, memories, tensors: vec![tensor], staging_device: None },
         &[memory.as_fd()],
     );
     assert_eq!(third.expect("registration"), AgentFrame::Registered {});

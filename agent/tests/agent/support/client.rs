@@ -97,8 +97,14 @@ impl Trainer {
             at: Some(MemoryAt { memory: 0, offset: 0 }),
             pieces: None,
         };
-        let memories = vec![Memory { bytes: bytes as u64 }];
-        let page = ClientFrame::Register { page: 0, pages: 1, memories, tensors: vec![tensor] };
+        let memories = vec![Memory { bytes: bytes as u64, device: None }];
+        let page = ClientFrame::Register {
+            page: 0,
+            pages: 1,
+            memories,
+            tensors: vec![tensor],
+            staging_device: None,
+        };
         client.send(&page, &[memory.as_fd()]);
         Self { client, memory: File::from(memory) }
     }
@@ -139,8 +145,16 @@ impl Engine {
             Client::hello(socket, instance, Role::Engine { pool, replica, rank: Rank(rank), record });
         let tensor =
             Tensor { name: "w".to_owned(), dtype: DType::F32, shape: shape.to_vec(), at: None, pieces: None };
-        client
-            .send(&ClientFrame::Register { page: 0, pages: 1, memories: vec![], tensors: vec![tensor] }, &[]);
+        client.send(
+            &ClientFrame::Register {
+                page: 0,
+                pages: 1,
+                memories: vec![],
+                tensors: vec![tensor],
+                staging_device: None,
+            },
+            &[],
+        );
         let elements = shape.iter().product::<u64>() as usize;
         Self { client, record, live: vec![f32::NAN; elements], staging: None }
     }
@@ -151,7 +165,7 @@ impl Engine {
             let (frame, fds) = self.client.receive().expect("the agent is there");
             match frame {
                 AgentFrame::Welcome { .. } | AgentFrame::Registered {} => {}
-                AgentFrame::Staging { bytes: _, tensors } => {
+                AgentFrame::Staging { tensors, .. } => {
                     let memory = File::from(fds.into_iter().next().expect("staging"));
                     self.staging = Some((memory, tensors[0].offset));
                 }
