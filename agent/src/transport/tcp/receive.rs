@@ -185,12 +185,23 @@ impl Work {
         };
         let pairs = sources.iter().map(pair).collect::<Option<Vec<_>>>();
         let pairs = pairs.ok_or(crate::transport::nccl::FlowError::Gone)?;
+        let purpose = Purpose::Flight { attempt };
+        // Connections of the round before are asked all at once, which needs no thread for each.
+        let hail = |source| Ok((source, self.hail(source, purpose, (0, 1))?));
+        let hailed = sources.iter().copied().map(hail).collect::<Result<Vec<_>, TransferError>>()?;
+        let (mut open, mut unopened) = (Vec::with_capacity(sources.len()), Vec::new());
+        for (source, hailed) in hailed {
+            match hailed.and_then(|(link, watched)| self.heard(link, watched)) {
+                Some((link, watched)) => open.push((source, link, watched)),
+                None => unopened.push(source),
+            }
+        }
         let next = AtomicUsize::new(0);
-        let links = Mutex::new(Vec::with_capacity(sources.len()));
+        let links = Mutex::new(open);
         let failure = Mutex::new(None);
         let dial = || {
-            while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-                match self.open(source, Purpose::Flight { attempt }, (0, 1)) {
+            while let Some(source) = unopened.get(next.fetch_add(1, Ordering::Relaxed)) {
+                match self.open(source, purpose, (0, 1)) {
                     Ok((link, watched)) => lock(&links).push((*source, link, watched)),
                     Err(error) => {
                         lock(&failure).get_or_insert(error);
@@ -200,7 +211,7 @@ impl Work {
             }
         };
         std::thread::scope(|scope| {
-            for _ in 1..sources.len().min(RECEIVE_THREADS_MAX) {
+            for _ in 1..unopened.len().min(RECEIVE_THREADS_MAX) {
                 scope.spawn(dial);
             }
             dial();
@@ -286,26 +297,53 @@ impl Work {
         self.job.resting.keep(source.member, link);
     }
 
+    fn header(
+        &self,
+        source: &ReceiveFrom,
+        purpose: Purpose,
+        (stream, streams): (u32, u32),
+    ) -> Result<StreamHeader, TransferError> {
+        let mut header = self.dialer.header(source.member, self.job.member, source.pair, purpose)?;
+        (header.round, header.stream, header.streams) = (self.job.round, stream, streams);
+        header.bytes = source.program.split(stream + 1, streams) - source.program.split(stream, streams);
+        Ok(header)
+    }
+
+    /// Asks a source for a stream by a connection of the round before, where there is one; [`Self::heard`] hears what it
+    /// says.
+    fn hail(
+        &self,
+        source: &ReceiveFrom,
+        purpose: Purpose,
+        stream: (u32, u32),
+    ) -> Result<Option<(Link, Watched)>, TransferError> {
+        let Some(mut link) = self.job.resting.take(source.member) else { return Ok(None) };
+        let header = self.header(source, purpose, stream)?;
+        let watched = self.tasks.watch(link.socket()).ok_or(TransferError::Cancelled)?;
+        link.hurry();
+        Ok(header.write(&mut link).ok().map(|()| (link, watched)))
+    }
+
+    /// The connection, where the source has admitted the stream. One that is closed meanwhile, or refused, is dialled
+    /// anew.
+    fn heard(&self, mut link: Link, watched: Watched) -> Option<(Link, Watched)> {
+        let is_admitted = matches!(read_answer(&mut link), Ok(None)) && link.unhurry().is_ok();
+        is_admitted.then_some((link, watched))
+    }
+
     /// Asks a source for a stream until it is admitted, refused for good, or too late.
     fn open(
         &self,
         source: &ReceiveFrom,
         purpose: Purpose,
-        (stream, streams): (u32, u32),
+        stream: (u32, u32),
     ) -> Result<(Link, Watched), TransferError> {
         let lost = |error: std::io::Error| failure_of(source.member, &error);
-        let mut header = self.dialer.header(source.member, self.job.member, source.pair, purpose)?;
-        (header.round, header.stream, header.streams) = (self.job.round, stream, streams);
-        header.bytes = source.program.split(stream + 1, streams) - source.program.split(stream, streams);
-        if let Some(mut link) = self.job.resting.take(source.member) {
-            let watched = self.tasks.watch(link.socket()).ok_or(TransferError::Cancelled)?;
-            link.hurry();
-            // One that is closed meanwhile, or refused, is dialled anew.
-            if matches!(ask(&mut link, &header), Ok(None)) {
-                link.unhurry().map_err(lost)?;
-                return Ok((link, watched));
-            }
+        let hailed = self.hail(source, purpose, stream)?;
+        if let Some(open) = hailed.and_then(|(link, watched)| self.heard(link, watched)) {
+            return Ok(open);
         }
+        let header = self.header(source, purpose, stream)?;
         let mut wait = RETRY_WAIT_MIN;
         loop {
             if self.tasks.is_stopped() {
