@@ -9,6 +9,8 @@
 //! - J4: a pod that cannot be injected as asked is refused as a whole, with the field that is in the way.
 
 mod agent;
+mod library;
+mod offer;
 mod patch;
 mod quality;
 mod refusal;
@@ -26,6 +28,7 @@ use crate::controller::pod_facts::{checked, side};
 use agent::Claim;
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use offer::{LIBRARY, Offer, SOCKET};
 use patch::Patch;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -36,14 +39,8 @@ pub const PROFILE_ANNOTATION: &str = "weightrefit.dev/profile";
 pub const DEFAULT_PROFILE: &str = "default";
 /// Name of the agent's container.
 pub const AGENT_CONTAINER: &str = "weightrefit-agent";
-/// Where clients find the agent socket.
-pub const SOCKET_VARIABLE: &str = "WEIGHTREFIT_SOCKET";
-
-/// Volume of the agent socket, and where each container sees it.
-const SOCKET_VOLUME: &str = "weightrefit-socket";
-const SOCKET_FOLDER: &str = "/run/weightrefit";
-/// The folder of a volume is open to all; this one below it the agent makes for its own user only.
-const SOCKET: &str = "/run/weightrefit/agent/agent.sock";
+/// Name of the container that copies the library for the ranks' own processes.
+const LIBRARY_CONTAINER: &str = "weightrefit-library";
 /// Volume of token and trust bundle, which the agent alone sees.
 const IDENTITY_VOLUME: &str = "weightrefit-identity";
 const IDENTITY_FOLDER: &str = "/var/run/secrets/weightrefit.dev";
@@ -63,27 +60,36 @@ pub fn inject(pod: &Value, settings: &Settings) -> Result<Vec<Addition>, InjectE
     let spec = spec.unwrap_or_default();
     let first = spec.containers.first().ok_or(InjectError::NoContainer)?;
     let profile = settings.profile(profile_of(&metadata))?;
-    possible(&spec, profile)?;
+    possible(&spec, profile, first)?;
     let is_injected = spec.init_containers.iter().flatten().any(is_agent);
-    if !is_injected {
-        free(&spec, profile)?;
-    }
+    // What the pod was given, it goes on with, whatever the profile says by now.
+    let has_library = match is_injected {
+        true => has_volume(&spec, LIBRARY.volume),
+        false => profile.1.device_access == DeviceAccess::InProcess,
+    };
+    let offers = if has_library { &[SOCKET, LIBRARY][..] } else { &[SOCKET][..] };
     let mut patch = Patch::new(pod);
     if !is_injected {
-        let agent = agent::container(settings, profile, &claim, &spec, first);
-        patch.insert_first("/spec/initContainers", agent);
+        free(&spec, profile, offers)?;
+        patch.insert_first("/spec/initContainers", agent::container(settings, profile, &claim, &spec, first));
         patch.append("/spec/volumes", socket_volume());
         patch.append("/spec/volumes", identity_volume(settings));
+        if has_library {
+            // Before the agent, so that the pod is charged for the larger of the two and not for both.
+            patch.insert_first("/spec/initContainers", library::container(settings, profile.1, &spec, first));
+            patch.append("/spec/volumes", library::volume());
+        }
     }
     for (index, container) in spec.containers.iter().enumerate() {
-        let mounts = container.volume_mounts.iter().flatten();
-        if !mounts.clone().any(|mount| mount.name == SOCKET_VOLUME) {
-            let mount = json!({"name": SOCKET_VOLUME, "mountPath": SOCKET_FOLDER, "readOnly": true});
-            patch.append(&format!("/spec/containers/{index}/volumeMounts"), mount);
-        }
-        if !container.env.iter().flatten().any(|variable| variable.name == SOCKET_VARIABLE) {
-            let variable = json!({"name": SOCKET_VARIABLE, "value": SOCKET});
-            patch.append(&format!("/spec/containers/{index}/env"), variable);
+        for Offer { volume, folder, variable, value } in offers {
+            if !container.volume_mounts.iter().flatten().any(|mount| mount.name == *volume) {
+                let mount = json!({"name": volume, "mountPath": folder, "readOnly": true});
+                patch.append(&format!("/spec/containers/{index}/volumeMounts"), mount);
+            }
+            if !container.env.iter().flatten().any(|own| own.name == *variable) {
+                let variable = json!({"name": variable, "value": value});
+                patch.append(&format!("/spec/containers/{index}/env"), variable);
+            }
         }
     }
     Ok(patch.into_additions())
@@ -115,10 +121,18 @@ fn claim(metadata: &ObjectMeta) -> Result<Option<Claim>, MalformedPod> {
 }
 
 /// Whether this version can do what the profile asks of such a pod.
-fn possible(spec: &PodSpec, profile: (&str, &Profile)) -> Result<(), InjectError> {
+fn possible(spec: &PodSpec, profile: (&str, &Profile), first: &Container) -> Result<(), InjectError> {
     let (name, profile) = profile;
-    if profile.device_access != DeviceAccess::HostMemory {
-        return Err(InjectError::DeviceAccess { profile: name.to_owned(), access: profile.device_access });
+    match profile.device_access {
+        DeviceAccess::HostMemory | DeviceAccess::InProcess => {}
+        DeviceAccess::ResourceClaim if agent::claims_of(first).is_empty() => {
+            let (profile, container) = (name.to_owned(), first.name.clone());
+            return Err(InjectError::NoClaim { profile, container });
+        }
+        DeviceAccess::ResourceClaim => {}
+        access @ DeviceAccess::VisibleDevices => {
+            return Err(InjectError::DeviceAccess { profile: name.to_owned(), access });
+        }
     }
     if spec.os.as_ref().is_some_and(|os| os.name != "linux") {
         return Err(InjectError::NotLinux);
@@ -134,25 +148,20 @@ fn possible(spec: &PodSpec, profile: (&str, &Profile)) -> Result<(), InjectError
 }
 
 /// Whether the names and places that are to be added are free.
-fn free(spec: &PodSpec, (_, profile): (&str, &Profile)) -> Result<(), InjectError> {
+fn free(spec: &PodSpec, (_, profile): (&str, &Profile), offers: &[Offer]) -> Result<(), InjectError> {
     let inits = spec.init_containers.iter().flatten();
-    if spec.containers.iter().chain(inits).any(|container| container.name == AGENT_CONTAINER) {
-        return Err(InjectError::Taken { what: "container", name: AGENT_CONTAINER });
-    }
-    for name in [SOCKET_VOLUME, IDENTITY_VOLUME] {
-        if spec.volumes.iter().flatten().any(|volume| volume.name == name) {
-            return Err(InjectError::Taken { what: "volume", name });
+    for name in [AGENT_CONTAINER, LIBRARY_CONTAINER] {
+        if spec.containers.iter().chain(inits.clone()).any(|container| container.name == name) {
+            return Err(InjectError::Taken { what: "container", name });
         }
+    }
+    let mut volumes = offers.iter().map(|offer| offer.volume).chain([IDENTITY_VOLUME]);
+    if let Some(name) = volumes.find(|name| has_volume(spec, name)) {
+        return Err(InjectError::Taken { what: "volume", name });
     }
     for container in &spec.containers {
-        let within = |path: &str| path == SOCKET_FOLDER || path.starts_with("/run/weightrefit/");
-        let mut mounts = container.volume_mounts.iter().flatten();
-        if let Some(mount) = mounts.find(|mount| within(mount.mount_path.trim_end_matches('/'))) {
-            let (container, path) = (container.name.clone(), mount.mount_path.clone());
-            return Err(InjectError::Mounted { container, path });
-        }
-        if container.env.iter().flatten().any(|variable| variable.name == SOCKET_VARIABLE) {
-            return Err(InjectError::Variable { container: container.name.clone() });
+        for offer in offers {
+            offer.check(container)?;
         }
         let mut ports = container.ports.iter().flatten();
         if ports.any(|port| port.container_port == i32::from(profile.metrics_port)) {
@@ -163,13 +172,17 @@ fn free(spec: &PodSpec, (_, profile): (&str, &Profile)) -> Result<(), InjectErro
     Ok(())
 }
 
+fn has_volume(spec: &PodSpec, name: &str) -> bool {
+    spec.volumes.iter().flatten().any(|volume| volume.name == name)
+}
+
 fn is_agent(container: &Container) -> bool {
     container.name == AGENT_CONTAINER && container.restart_policy.as_deref() == Some("Always")
 }
 
 fn socket_volume() -> Value {
     // In memory, as it holds nothing but a socket; the limit keeps it at that.
-    json!({"name": SOCKET_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})
+    json!({"name": SOCKET.volume, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})
 }
 
 fn identity_volume(settings: &Settings) -> Value {

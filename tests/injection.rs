@@ -53,7 +53,7 @@ fn cases() -> Vec<(String, String, String)> {
         }
     }
     cases.sort();
-    assert!(cases.len() >= 8, "{cases:?}");
+    assert!(cases.len() >= 11, "{cases:?}");
     cases
 }
 
@@ -78,6 +78,31 @@ fn what_is_injected_is_a_pod_is_done_once_and_keeps_all_that_was_there() {
         assert_eq!(inject(&after, &settings()).expect("injected before"), [], "{name}");
         assert_eq!(quality(&spec(&before)), quality(&spec(&after)), "{name}");
         assert!(is_within(&before, &after), "{name}: {before} is not within {after}");
+    }
+}
+
+#[test]
+fn a_container_that_is_added_later_gets_what_the_pod_has_whatever_the_profile_says_by_then() {
+    let of = |profile: &str| {
+        let (_, before, _) =
+            cases().into_iter().find(|(name, ..)| name == "in_process_engine").expect("a case");
+        let mut pod = injected(&read(&before));
+        pod["spec"]["containers"]
+            .as_array_mut()
+            .expect("a list")
+            .push(json!({"name": "late", "image": "late"}));
+        pod["metadata"]["annotations"]["weightrefit.dev/profile"] = json!(profile);
+        injected(&pod)
+    };
+    let variables = |pod: &Value| {
+        let late = pod["spec"]["containers"].as_array().expect("a list").last().expect("one").clone();
+        assert_eq!(late["volumeMounts"].as_array().expect("a list").len(), 2, "{late}");
+        late["env"].as_array().expect("a list").iter().map(|own| own["name"].clone()).collect::<Vec<_>>()
+    };
+    for profile in ["in-process", "default"] {
+        let pod = of(profile);
+        assert_eq!(variables(&pod), ["WEIGHTREFIT_SOCKET", "WEIGHTREFIT_LIBRARY"], "{profile}");
+        assert_eq!(pod["spec"]["initContainers"].as_array().expect("a list").len(), 3, "{profile}");
     }
 }
 
@@ -122,11 +147,11 @@ fn what_is_in_the_way_is_named_with_the_remedy() {
         (at(&format!("{label}pool"), json!("A/B")), "label weightrefit.dev/pool of value `A/B`"),
         (profile("lrage"), "no injection profile `lrage`. Did you mean `large`?"),
         (profile(""), "no injection profile ``"),
+        (profile("claim"), "container `engine` uses no resource claim, and injection profile `claim` has"),
         (
-            profile("in-process"),
-            "`in-process` has deviceAccess InProcess, which this version does not support",
+            profile("claim"),
+            "Name a claim of spec.resourceClaims under resources.claims of container `engine`",
         ),
-        (profile("claim"), "`claim` has deviceAccess ResourceClaim, which this version does not support"),
         (
             profile("visible"),
             "`visible` has deviceAccess VisibleDevices, which this version does not support",
@@ -154,7 +179,11 @@ fn what_is_in_the_way_is_named_with_the_remedy() {
         ),
         (
             main("volumeMounts", json!([{"name": "x", "mountPath": "/run/weightrefit/a"}])),
-            "mounts /run/weightrefit/a",
+            "mounts /run/weightrefit/a, and /run/weightrefit must be",
+        ),
+        (
+            at("/spec/initContainers", json!([{"name": "weightrefit-library"}])),
+            "container `weightrefit-library` of its own",
         ),
         (main("env", json!([{"name": "WEIGHTREFIT_SOCKET"}])), "container `engine` sets WEIGHTREFIT_SOCKET"),
         (main("ports", json!([{"containerPort": 9464}])), "container `engine` has port 9464"),
@@ -170,6 +199,29 @@ fn what_is_in_the_way_is_named_with_the_remedy() {
         assert!(said.contains(want), "{said}\nwant: {want}");
     }
     assert!(inject(&pod(), &settings()).is_ok(), "nothing else was in the way");
+    for ((path, value), want) in [
+        (
+            at("/spec/volumes", json!([{"name": "weightrefit-library"}])),
+            "volume `weightrefit-library` of its own",
+        ),
+        (
+            main("volumeMounts", json!([{"name": "x", "mountPath": "/run/weightrefit-library"}])),
+            "Mount it elsewhere than /run/weightrefit-library",
+        ),
+        (
+            main("env", json!([{"name": "WEIGHTREFIT_LIBRARY"}])),
+            "container `engine` sets WEIGHTREFIT_LIBRARY",
+        ),
+    ] {
+        let mut pod = pod();
+        let (parent, key) = path.rsplit_once('/').expect("a pointer");
+        pod.pointer_mut(parent).expect(parent)[key] = value;
+        assert!(inject(&pod, &settings()).is_ok(), "{path} is in the way of profile in-process alone");
+        pod["metadata"]["annotations"]["weightrefit.dev/profile"] = json!("in-process");
+        let error = inject(&pod, &settings()).expect_err(want);
+        let said = format!("{error}. {}", error.hint());
+        assert!(said.contains(want), "{said}\nwant: {want}");
+    }
     for odd in [json!(null), json!([]), json!("pod"), json!({"metadata": 1})] {
         assert!(inject(&odd, &settings()).is_err(), "{odd}");
     }

@@ -2,8 +2,9 @@
 //!
 //! There are no environment variables besides `RUST_LOG`: a pod spec expands `$(NAME)` in arguments itself.
 
+use crate::library::LibraryArgs;
 use crate::reference::ReferenceRole;
-use clap::{Args, Parser, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use weightrefit_core::id::Rank;
@@ -18,7 +19,18 @@ pub struct Cli {
     pub agent: Option<AgentArgs>,
     /// What else this binary can be.
     #[command(subcommand)]
-    pub role: Option<ReferenceRole>,
+    pub role: Option<Role>,
+}
+
+/// What else this binary can be.
+#[derive(Debug, Subcommand)]
+pub enum Role {
+    /// A process of a reference run.
+    #[command(flatten)]
+    Reference(ReferenceRole),
+    /// Copies the library for ranks that move their bytes themselves.
+    #[command(hide = true)]
+    CopyLibrary(LibraryArgs),
 }
 
 /// Settings of one agent.

@@ -6,6 +6,7 @@ pub mod cuda;
 mod dial;
 pub mod executor;
 pub mod identity;
+pub mod library;
 pub mod limits;
 pub mod memory;
 pub mod metrics;

@@ -1,13 +1,13 @@
 //! The agent's container.
 
+use super::offer::SOCKET;
 use super::quality::{Quality, quality};
 use super::{
-    AGENT_CONTAINER, IDENTITY_FOLDER, IDENTITY_VOLUME, LogFormat, Profile, SHM, SOCKET, SOCKET_FOLDER,
-    SOCKET_VOLUME, Settings,
+    AGENT_CONTAINER, DeviceAccess, IDENTITY_FOLDER, IDENTITY_VOLUME, LogFormat, Profile, SHM, Settings,
 };
 use crate::controller::pod_facts::Side;
 use crate::identity::{CA_BUNDLE_KEY, SERVER_NAME};
-use k8s_openapi::api::core::v1::{Container, PodSpec};
+use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceClaim};
 use serde_json::{Map, Value, json};
 
 /// What the pod's labels say.
@@ -57,7 +57,7 @@ pub(super) fn container(
         // At once: an engine that is poisoned or gone must get no more requests.
         container["readinessProbe"] = probe("/readyz", port, 1);
     }
-    if let Some(resources) = resources(quality(spec), profile) {
+    if let Some(resources) = resources(quality(spec), profile, first) {
         container["resources"] = resources;
     }
     container
@@ -84,7 +84,7 @@ fn arguments(settings: &Settings, profile: &Profile, claim: &Claim) -> Vec<Strin
         format!("--refit={namespace}/{}", claim.refit),
         "--pod-uid=$(POD_UID)".to_owned(),
         format!("--side={side}"),
-        format!("--socket={SOCKET}"),
+        format!("--socket={}", SOCKET.value),
         "--listen=$(POD_IP)".to_owned(),
         format!("--metrics={}", profile.metrics_port),
         format!("--log-format={format}"),
@@ -103,7 +103,7 @@ fn probe(path: &str, port: u16, failures: u32) -> Value {
 
 /// What the `restricted` Pod Security Standard asks for, with the user of the container whose socket it is: only that
 /// user may speak to the agent.
-fn security(profile: &Profile, first: &Container) -> Value {
+pub(super) fn security(profile: &Profile, first: &Container) -> Value {
     let mut security = json!({
         "allowPrivilegeEscalation": false,
         "capabilities": {"drop": ["ALL"]},
@@ -132,7 +132,7 @@ fn security(profile: &Profile, first: &Container) -> Value {
 
 fn mounts(spec: &PodSpec, first: &Container) -> Vec<Value> {
     let mut mounts = vec![
-        json!({"name": SOCKET_VOLUME, "mountPath": SOCKET_FOLDER}),
+        json!({"name": SOCKET.volume, "mountPath": SOCKET.folder}),
         json!({"name": IDENTITY_VOLUME, "mountPath": IDENTITY_FOLDER, "readOnly": true}),
     ];
     // Without a volume there, the runtime gives all containers of a pod the same one.
@@ -152,8 +152,21 @@ fn mounts(spec: &PodSpec, first: &Container) -> Vec<Value> {
     mounts
 }
 
+/// The claims by which this container has its devices: which of them hold tensors it alone knows, so the agent shares all.
+pub(super) fn claims_of(container: &Container) -> &[ResourceClaim] {
+    container.resources.as_ref().and_then(|own| own.claims.as_deref()).unwrap_or_default()
+}
+
+fn resources(quality: Quality, profile: &Profile, first: &Container) -> Option<Value> {
+    let mut resources = amounts(quality, profile);
+    if profile.device_access == DeviceAccess::ResourceClaim {
+        resources.get_or_insert_with(|| json!({}))["claims"] = json!(claims_of(first));
+    }
+    resources
+}
+
 /// J3. Where only requests are needed no limit is set: a replica that is staged would meet it.
-fn resources(quality: Quality, profile: &Profile) -> Option<Value> {
+pub(super) fn amounts(quality: Quality, profile: &Profile) -> Option<Value> {
     let amounts = json!({"cpu": profile.cpu, "memory": profile.memory});
     match quality {
         Quality::Guaranteed => Some(json!({"requests": amounts, "limits": amounts})),

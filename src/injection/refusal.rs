@@ -1,6 +1,6 @@
 //! Why a pod gets no agent.
 
-use super::{DeviceAccess, SOCKET_FOLDER, SOCKET_VARIABLE};
+use super::DeviceAccess;
 use crate::controller::pod_facts::MalformedPod;
 use weightrefit_core::code::Code;
 use weightrefit_core::nearest::nearest;
@@ -33,6 +33,16 @@ pub enum InjectError {
         /// What it asks for.
         access: DeviceAccess,
     },
+    /// There is no device to share: what a container gets by a request of its own, such as of `nvidia.com/gpu`, no other has.
+    #[error(
+        "container `{container}` uses no resource claim, and injection profile `{profile}` has deviceAccess ResourceClaim"
+    )]
+    NoClaim {
+        /// The profile.
+        profile: String,
+        /// The pod's first container.
+        container: String,
+    },
     /// Agents run on Linux.
     #[error("spec.os.name of the pod is not linux")]
     NotLinux,
@@ -52,19 +62,23 @@ pub enum InjectError {
         /// Its name.
         name: &'static str,
     },
-    /// The socket's folder is taken.
-    #[error("container `{container}` mounts {path}, where the agent socket must be")]
+    /// A folder is taken.
+    #[error("container `{container}` mounts {path}, and {folder} must be what injection mounts")]
     Mounted {
         /// The container.
         container: String,
         /// The mount's path.
         path: String,
+        /// What must be free.
+        folder: &'static str,
     },
-    /// The variable is taken.
-    #[error("container `{container}` sets {SOCKET_VARIABLE} itself")]
+    /// A variable is taken.
+    #[error("container `{container}` sets {variable} itself")]
     Variable {
         /// The container.
         container: String,
+        /// The variable.
+        variable: &'static str,
     },
     /// The port is taken: containers of a pod share its addresses.
     #[error("container `{container}` has port {port}, where the agent serves probes and metrics")]
@@ -78,12 +92,13 @@ pub enum InjectError {
 
 impl InjectError {
     /// Every [`Self::reason`].
-    pub const REASONS: [&'static str; 11] = [
+    pub const REASONS: [&'static str; 12] = [
         "Shape",
         "Labels",
         "NoContainer",
         "NoProfile",
         "DeviceAccess",
+        "NoClaim",
         "NotLinux",
         "SharedProcesses",
         "Taken",
@@ -101,12 +116,13 @@ impl InjectError {
             Self::NoContainer => 2,
             Self::NoProfile { .. } => 3,
             Self::DeviceAccess { .. } => 4,
-            Self::NotLinux => 5,
-            Self::SharedProcesses { .. } => 6,
-            Self::Taken { .. } => 7,
-            Self::Mounted { .. } => 8,
-            Self::Variable { .. } => 9,
-            Self::Port { .. } => 10,
+            Self::NoClaim { .. } => 5,
+            Self::NotLinux => 6,
+            Self::SharedProcesses { .. } => 7,
+            Self::Taken { .. } => 8,
+            Self::Mounted { .. } => 9,
+            Self::Variable { .. } => 10,
+            Self::Port { .. } => 11,
         };
         Self::REASONS[index]
     }
@@ -136,15 +152,19 @@ impl InjectError {
                 )
             }
             Self::DeviceAccess { .. } => {
-                "Choose a profile with `deviceAccess: HostMemory` by annotation weightrefit.dev/profile."
+                "Choose a profile with another `deviceAccess` by annotation weightrefit.dev/profile."
                     .to_owned()
             }
+            Self::NoClaim { container, .. } => format!(
+                "Name a claim of spec.resourceClaims under resources.claims of container `{container}`, or choose another \
+                 profile by annotation weightrefit.dev/profile."
+            ),
             Self::NotLinux => "Remove label weightrefit.dev/refit, or spec.os.".to_owned(),
             Self::SharedProcesses { field, profile } => {
                 format!("Remove {field}, or set `sharedProcesses: true` in injection profile `{profile}`.")
             }
             Self::Taken { what, .. } => format!("Rename that {what}."),
-            Self::Mounted { .. } => format!("Mount it elsewhere than {SOCKET_FOLDER}."),
+            Self::Mounted { folder, .. } => format!("Mount it elsewhere than {folder}."),
             Self::Variable { .. } => "Remove it: injection sets it.".to_owned(),
             Self::Port { .. } => "Change that port, or `metricsPort` of the injection profile.".to_owned(),
         }
@@ -164,12 +184,13 @@ mod tests {
             InjectError::Labels(MalformedPod::Missing { pod: "rl/p".into(), field: "spec" }),
             InjectError::NoContainer,
             InjectError::NoProfile { name: "large".into(), known: Vec::new() },
-            InjectError::DeviceAccess { profile: "large".into(), access: DeviceAccess::InProcess },
+            InjectError::DeviceAccess { profile: "large".into(), access: DeviceAccess::VisibleDevices },
+            InjectError::NoClaim { profile: "claim".into(), container: container() },
             InjectError::NotLinux,
             InjectError::SharedProcesses { field: "spec.hostPID", profile: "default".into() },
             InjectError::Taken { what: "volume", name: "x" },
-            InjectError::Mounted { container: container(), path: "/run".into() },
-            InjectError::Variable { container: container() },
+            InjectError::Mounted { container: container(), path: "/run".into(), folder: "/run" },
+            InjectError::Variable { container: container(), variable: "X" },
             InjectError::Port { container: container(), port: 9464 },
         ];
         for error in &all {

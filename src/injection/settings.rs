@@ -59,11 +59,11 @@ pub enum DeviceAccess {
     /// In host memory, shared over the agent socket.
     #[default]
     HostMemory,
-    /// On devices of trainer or engine, whose own process moves the bytes.
+    /// On devices of trainer or engine, whose own process moves the bytes with a library that an init container brings.
     InProcess,
-    /// On devices of a resource claim that the agent shares.
+    /// On devices of the resource claims of the pod's first container, which the agent shares.
     ResourceClaim,
-    /// On devices of the node, all of which the agent sees.
+    /// On devices of the node, all of which the agent sees. This version cannot do that.
     VisibleDevices,
 }
 
