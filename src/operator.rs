@@ -13,7 +13,9 @@ use crate::controller::dispatch::dispatch;
 use crate::controller::gate::{ClusterGate, DEFAULT_AUDIENCE};
 use crate::controller::ownership::Definition;
 use crate::controller::pods::Pods;
+use crate::controller::refits::Refits;
 use crate::controller::relation::Shared;
+use crate::controller::scope::Scope;
 use crate::coordinator::{Server, TlsError};
 use crate::identity::{CA_SECRET, KeptError, secrets};
 use crate::limits;
@@ -22,7 +24,6 @@ use clap::Parser;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::config::InferConfigError;
 use kube::runtime::events::{Recorder, Reporter};
-use kube::runtime::reflector;
 use kube::{Api, Client, Config};
 use lease::{LEASE, Terms};
 use std::net::SocketAddr;
@@ -42,9 +43,10 @@ pub struct Args {
     /// Namespace of this operator: its authority's Secret and its lease are there.
     #[arg(long, value_name = "NAMESPACE", default_value = "weightrefit-system")]
     pub namespace: String,
-    /// Watch refits and pods of this namespace only; all namespaces by default.
-    #[arg(long, value_name = "NAMESPACE")]
-    pub watch_namespace: Option<String>,
+    /// Look at refits and pods of this namespace only; all namespaces by default. Repeat for several: a refit and its pods may
+    /// be of different ones.
+    #[arg(long = "watch-namespace", value_name = "NAMESPACE")]
+    pub watch_namespaces: Vec<String>,
     /// Where agents dial.
     #[arg(long, value_name = "IP:PORT", default_value = "[::]:7443")]
     pub agent_listen: SocketAddr,
@@ -130,7 +132,7 @@ fn exit_on_panic() {
 
 async fn run(args: Args) -> Result<(), OperatorError> {
     // All fields by name, so that none is forgotten.
-    let Args { namespace, watch_namespace, agent_listen, http_listen, identity, audience, webhook } = args;
+    let Args { namespace, watch_namespaces, agent_listen, http_listen, identity, audience, webhook } = args;
     let signals = |source| OperatorError::System { action: "listen for signals".into(), source };
     let stop = stop_signal().map_err(signals)?;
     let (metrics, health) = (Metrics::new()?, Arc::new(Health::starting("the authority is being read")));
@@ -146,8 +148,9 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     };
     health.set(Some("pods are being listed"));
     let webhook = webhook::start(webhook, &audience, &client, trust.clone(), &metrics).await?;
-    let pods = Arc::new(Pods::new(&client, watch_namespace.as_slice(), &metrics.watch_failures));
-    let (refits, store) = reflector::store();
+    let scope = Scope::of(watch_namespaces);
+    let (refits, parts) = Refits::new(&scope);
+    let pods = Arc::new(Pods::new(&client, scope, &metrics.watch_failures));
     let gate = Arc::new(ClusterGate::new(client.clone(), Arc::clone(&pods), refits.clone(), audience));
     let server = Server::start(
         listen(agent_listen).await?,
@@ -186,7 +189,7 @@ async fn run(args: Args) -> Result<(), OperatorError> {
     let reporter = Reporter { controller: limits::FIELD_MANAGER.into(), instance: Some(identity) };
     let shared = Arc::new(Shared {
         recorder: Recorder::new(client.clone(), reporter),
-        client: client.clone(),
+        client,
         server,
         pods,
         gate,
@@ -197,11 +200,7 @@ async fn run(args: Args) -> Result<(), OperatorError> {
         watch_failures: metrics.watch_failures.clone(),
         figures: metrics.figures.clone(),
     });
-    let api = match &watch_namespace {
-        Some(namespace) => Api::namespaced(client, namespace),
-        None => Api::all(client),
-    };
-    let refits = dispatch(shared, api, store, stop);
+    let refits = dispatch(shared, parts, stop);
     tokio::select! {
         () = refits => {}
         // Nothing more may be written, not even to say goodbye.

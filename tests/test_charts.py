@@ -51,6 +51,9 @@ class Charts(unittest.TestCase):
             "metrics.prometheusRule.runbookUrl=here",
             "metrics.dashboards.labels.a=b",
             "cli.image.pullPolicy=Sometimes",
+            "watchNamespaces=rl",
+            "watchNamespaces[0]=RL",
+            "injection.profiles.default.deviceAccess=Gpu",
         ):
             code, _, err = helm("template", "wr", CHART, "--set", setting)
             self.assertNotEqual(code, 0, setting)
@@ -88,7 +91,7 @@ class Charts(unittest.TestCase):
                     self.assertEqual(keys, {"weightrefit.dev/refit"})
                     rule = [
                         rule
-                        for rule in one(objects, "ClusterRole", "weightrefit:operator")["rules"]
+                        for rule in one(objects, "ClusterRole", "weightrefit:operator-cluster")["rules"]
                         if "mutatingwebhookconfigurations" in rule["resources"]
                     ]
                     self.assertEqual(rule[0]["resourceNames"], [hook["metadata"]["name"]])
@@ -102,6 +105,40 @@ class Charts(unittest.TestCase):
                     self.assertEqual(rendered.get(part), document.get(part), document["metadata"])
                 labels = document["metadata"].get("labels", {})
                 self.assertLessEqual(labels.items(), rendered["metadata"]["labels"].items())
+
+    def test_rights_in_namespaces_are_bound_in_those_that_are_watched(self):
+        own = {"kind": "ServiceAccount", "name": "weightrefit-operator", "namespace": NAMESPACE}
+        everywhere = {"weightrefit:operator-cluster"}
+        for file, watched in (("default", []), ("manual", ["rl"]), ("namespaces", ["rl", "serve"])):
+            objects = render(CHART, "--values", CHART / f"ci/{file}-values.yaml")
+            names = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
+            self.assertEqual(len(names), len(set(names)), file)
+            bound = {"weightrefit:operator"} | ({"weightrefit:readiness"} if file == "namespaces" else set())
+            bindings = [thing for thing in objects if thing["kind"].endswith("RoleBinding") and own in thing["subjects"]]
+            of_cluster = {thing["metadata"]["name"] for thing in bindings if thing["kind"] == "ClusterRoleBinding"}
+            self.assertEqual(of_cluster, everywhere | (set() if watched else bound), file)
+            of_some = {
+                (thing["metadata"]["name"], thing["metadata"]["namespace"])
+                for thing in bindings
+                if thing["kind"] == "RoleBinding" and thing["roleRef"]["kind"] == "ClusterRole"
+            }
+            self.assertEqual(of_some, {(name, namespace) for name in bound for namespace in watched}, file)
+            arguments = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+            flags = [argument for argument in arguments if argument.startswith("--watch-namespace")]
+            self.assertEqual(flags, [f"--watch-namespace={namespace}" for namespace in watched])
+            # Nothing that the cluster has is bound in namespaces alone, where it would be worth nothing.
+            rules = one(objects, "ClusterRole", "weightrefit:operator")["rules"]
+            groups = {group for rule in rules for group in rule["apiGroups"]}
+            self.assertFalse(groups & {"authentication.k8s.io", "authorization.k8s.io", "apiextensions.k8s.io"})
+        # The operator's own namespace may be one of them.
+        objects = render(CHART, "--set", f"watchNamespaces={{{NAMESPACE}}}")
+        bound = [o["metadata"]["name"] for o in objects if o["kind"] == "RoleBinding"]
+        self.assertEqual(sorted(bound), ["weightrefit:operator", "weightrefit:operator-own"])
+        objects = render(CHART, "--values", CHART / "ci/namespaces-values.yaml")
+        (webhook,) = one(objects, "MutatingWebhookConfiguration")["webhooks"]
+        expressions = webhook["namespaceSelector"]["matchExpressions"]
+        self.assertEqual([e["values"] for e in expressions if e["operator"] == "In"], [["rl", "serve"]])
+        self.assertEqual(one(objects, "PodMonitor")["spec"]["namespaceSelector"], {"matchNames": ["rl", "serve"]})
 
     def test_nobody_may_write_pods_unless_their_gates_are_wanted(self):
         for objects, wanted in ((render(CHART), False), (render(CHART, "--set", "readinessGate.enabled=true"), True)):
@@ -155,6 +192,11 @@ class Rendered(unittest.TestCase):
                 with self.subTest(file.name):
                     done = check(text(CHART, "--values", file))
                     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                    self.assertIn("Skipped: 0", done.stdout)
+            for file in sorted((ROOT / "tests/injection").glob("*.yaml")):
+                for pod in list(yaml.safe_load_all(file.read_text()))[1:]:
+                    done = check(json.dumps({"apiVersion": "v1", "kind": "Pod", **pod}))
+                    self.assertEqual(done.returncode, 0, f"{file.name}: {done.stdout}{done.stderr}")
                     self.assertIn("Skipped: 0", done.stdout)
             for example in ("tests/status/refit.yaml", "examples/minilm.yaml"):
                 done = check((ROOT / example).read_text())

@@ -6,11 +6,10 @@
 
 use super::ownership::Definition;
 use super::pods::Pods;
-use crate::api::refit::WeightRefit;
+use super::refits::Refits;
 use crate::identity::{CA_BUNDLE, KeptError, Trust, publish_bundle};
 use crate::limits;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client};
 use prometheus::IntGaugeVec;
 use std::collections::BTreeMap;
@@ -69,20 +68,17 @@ impl Bundles {
 pub async fn oversee(
     bundles: Arc<Bundles>,
     pods: Arc<Pods>,
-    refits: Store<WeightRefit>,
+    refits: Refits,
     trust: Receiver<Trust>,
     count: IntGaugeVec,
     everywhere: Sender<String>,
 ) {
     pods.synced().await;
-    if refits.wait_until_ready().await.is_err() {
+    if !refits.listed().await {
         return; // nobody watches them any more
     }
     loop {
-        let is_refit = |key: &str| {
-            let (namespace, name) = key.split_once('/').unwrap_or_default();
-            refits.get(&ObjectRef::new(name).within(namespace)).is_some()
-        };
+        let is_refit = |refit: &str| refits.get(refit).is_some();
         let pem = trust.borrow().bundle_pem();
         let (current, lacking): (Vec<_>, Vec<_>) =
             pods.namespaces(is_refit).into_iter().partition(|namespace| bundles.has(namespace, &pem));

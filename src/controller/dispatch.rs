@@ -3,24 +3,26 @@
 //! Invariants:
 //! - D1: an object of another UID is another relation: the old one is drained, whatever its name.
 //! - D2: an object that cannot be read is warned of and left alone; the others go on.
+//! - D3: the list of one namespace deletes no refit of another.
 
+use super::refits::Part;
 use super::relation::{Relation, Shared, Signals};
+use super::scope;
 use super::watch::watch;
 use crate::api::refit::WeightRefit;
+use kube::ResourceExt;
 use kube::api::ObjectMeta;
 use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
-use kube::runtime::reflector::store::Writer;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, ResourceExt};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio::sync::watch::{Sender, channel};
 use tokio::task::JoinSet;
-use tokio_stream::StreamExt;
+use tokio_stream::{StreamExt, StreamMap};
 
 /// A refit whose task runs.
 struct Entry {
@@ -36,26 +38,25 @@ struct Dispatch {
     tasks: JoinSet<()>,
 }
 
-/// Runs a task per refit until `stop`. `store` is filled with every refit that there is.
-pub async fn dispatch(
-    shared: Arc<Shared>,
-    api: Api<DeserializeGuard<WeightRefit>>,
-    mut store: Writer<WeightRefit>,
-    stop: impl Future<Output = ()>,
-) {
+/// Runs a task per refit until `stop`. `parts` are filled with every refit that there is.
+pub async fn dispatch(shared: Arc<Shared>, mut parts: Vec<Part>, stop: impl Future<Output = ()>) {
     let mut stop = pin!(stop);
     let mut pods = pin!(shared.pods.changes());
-    let mut refits = pin!(watch(api, watcher::Config::default(), &shared.watch_failures));
+    let mut refits = StreamMap::new();
+    for (index, part) in parts.iter().enumerate() {
+        let api = scope::api(&shared.client, part.namespace());
+        refits.insert(index, Box::pin(watch(api, watcher::Config::default(), &shared.watch_failures)));
+    }
     let mut dispatch =
         Dispatch { shared: Arc::clone(&shared), entries: BTreeMap::new(), tasks: JoinSet::new() };
-    let mut listed = BTreeSet::new();
     loop {
         tokio::select! {
             () = &mut stop => break,
-            Some(event) = refits.next() => {
+            Some((index, event)) = refits.next() => {
                 let Some(event) = dispatch.readable(event) else { continue };
-                store.apply_watcher_event(&event);
-                dispatch.follow(event, &mut listed);
+                let gone = parts[index].take(&event, dispatch.entries.keys());
+                gone.iter().for_each(|key| dispatch.delete(key));
+                dispatch.follow(event);
             }
             Some(refit) = pods.next() => {
                 if let Some(entry) = dispatch.entries.get(&refit) {
@@ -80,19 +81,10 @@ impl Dispatch {
         readable(event, |name| self.entries.get(name).map(|entry| Arc::clone(&entry.objects.borrow())))
     }
 
-    fn follow(&mut self, event: Event<WeightRefit>, listed: &mut BTreeSet<String>) {
+    fn follow(&mut self, event: Event<WeightRefit>) {
         match event {
-            Event::Init => listed.clear(),
-            Event::InitApply(refit) => {
-                listed.insert(refit.full_name());
-                self.apply(refit);
-            }
-            Event::InitDone => {
-                let gone: Vec<String> =
-                    self.entries.keys().filter(|key| !listed.contains(*key)).cloned().collect();
-                gone.iter().for_each(|key| self.delete(key));
-            }
-            Event::Apply(refit) => self.apply(refit),
+            Event::Init | Event::InitDone => {}
+            Event::InitApply(refit) | Event::Apply(refit) => self.apply(refit),
             Event::Delete(refit) => {
                 let key = refit.full_name();
                 if self.entries.get(&key).is_some_and(|entry| Some(&entry.uid) == refit.uid().as_ref()) {

@@ -10,13 +10,13 @@ use super::consent::{Consent, NoConsent};
 use super::pod::Pod;
 use super::pod_facts::PodFacts;
 use super::pods::Pods;
+use super::refits::Refits;
 use super::seats::{self, Allowed};
 use crate::api::refit::WeightRefit;
 use crate::coordinator::{Admitted, Gate, fault};
 use crate::limits;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
 use kube::api::PostParams;
-use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -32,7 +32,7 @@ pub const DEFAULT_AUDIENCE: &str = "weightrefit.dev";
 pub struct ClusterGate {
     client: Client,
     pods: Arc<Pods>,
-    refits: Store<WeightRefit>,
+    refits: Refits,
     audience: String,
     consent: Consent,
     /// Anybody who reaches the port can make us ask; this many questions of agents are open at once.
@@ -40,6 +40,7 @@ pub struct ClusterGate {
 }
 
 /// What a token review says about its bearer.
+#[derive(Debug)]
 struct Bearer {
     namespace: String,
     account: String,
@@ -51,7 +52,7 @@ struct Bearer {
 impl ClusterGate {
     /// A gate for tokens of `audience`, pods that `pods` knows, and `refits` as the controller's watch has them.
     #[must_use]
-    pub fn new(client: Client, pods: Arc<Pods>, refits: Store<WeightRefit>, audience: String) -> Self {
+    pub fn new(client: Client, pods: Arc<Pods>, refits: Refits, audience: String) -> Self {
         let consent = Consent::new(client.clone());
         Self { client, pods, refits, audience, consent, reviews: Semaphore::new(limits::TOKEN_REVIEWS_MAX) }
     }
@@ -78,9 +79,12 @@ impl ClusterGate {
             let text = format!("pod {pod} claims refit {} by its labels, not the one announced", facts.refit);
             return Err(fault(Code::Unauthorized, text));
         }
-        let (namespace, name) = facts.refit_parts();
-        let resource = self.refits.get(&ObjectRef::new(name).within(namespace)).ok_or_else(|| {
-            fault(Code::NotConfigured, format!("pod {pod} claims refit {refit}, which does not exist"))
+        let resource = self.refits.get(refit).ok_or_else(|| {
+            let why = match self.pods.scope().has(facts.refit_parts().0) {
+                true => "which does not exist",
+                false => "of a namespace that this operator does not look at",
+            };
+            fault(Code::NotConfigured, format!("pod {pod} claims refit {refit}, {why}"))
         })?;
         Ok((facts, resource))
     }
@@ -100,6 +104,11 @@ impl ClusterGate {
     async fn pod_of(&self, bearer: &Bearer, uid: &str) -> Result<Arc<PodFacts>, v1::Fault> {
         if let Some(facts) = self.pods.by_uid(uid) {
             return Ok(facts);
+        }
+        if !self.pods.scope().has(&bearer.namespace) {
+            let (pod, namespace) = (&bearer.pod, &bearer.namespace);
+            let text = format!("pod {namespace}/{pod} is of a namespace that this operator does not look at");
+            return Err(fault(Code::NotConfigured, text));
         }
         let api = Api::<Pod>::namespaced(self.client.clone(), &bearer.namespace);
         let pod = api.get_opt(&bearer.pod).await;
@@ -154,11 +163,11 @@ impl Gate for Arc<ClusterGate> {
     async fn is_gone(&self, refit: &str) -> bool {
         let is_listed = tokio::select! {
             biased;
-            ready = self.refits.wait_until_ready() => ready.is_ok(),
+            listed = self.refits.listed() => listed,
             () = std::future::ready(()) => false,
         };
         let Some((namespace, name)) = refit.split_once('/').filter(|_| is_listed) else { return false };
-        if self.refits.get(&ObjectRef::new(name).within(namespace)).is_some() {
+        if self.refits.get(refit).is_some() {
             return false;
         }
         let _permit = self.reviews.acquire().await.expect("the semaphore is never closed");
@@ -242,4 +251,90 @@ fn unauthenticated(text: String) -> v1::Fault {
 fn unanswered(what: &str, error: &kube::Error) -> v1::Fault {
     tracing::warn!(what, %error, "no answer of the API server");
     fault(Code::Busy, format!("there is no answer to {what}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// What a review says of a good token, with one part changed, and what is said of it then.
+    #[test]
+    fn a_token_is_for_us_and_bound_to_the_pod_that_shows_it() {
+        let good = || {
+            json!({
+                "authenticated": true,
+                "audiences": ["weightrefit.dev"],
+                "user": {
+                    "username": "system:serviceaccount:rl:trainer",
+                    "extra": {
+                        "authentication.kubernetes.io/pod-name": ["trainer-0"],
+                        "authentication.kubernetes.io/pod-uid": ["uid"],
+                        "authentication.kubernetes.io/node-name": ["node-1"],
+                    },
+                },
+            })
+        };
+        let read = |status| serde_json::from_value::<TokenReviewStatus>(status).expect("a status");
+        let extra = "/user/extra/authentication.kubernetes.io~1";
+        let of = bearer(read(good()), "weightrefit.dev", "uid").expect("a good token");
+        assert_eq!(
+            (of.namespace.as_str(), of.account.as_str(), of.pod.as_str()),
+            ("rl", "trainer", "trainer-0")
+        );
+        for (at, value, want) in [
+            ("/authenticated", json!(false), "is not valid for audience"),
+            ("/audiences", json!(["https://kubernetes.default.svc"]), "is not for audience"),
+            ("/audiences", json!([]), "is not for audience"),
+            ("/user/username", json!("admin"), "is of `admin`, not of a service account"),
+            (&format!("{extra}pod-uid"), json!([]), "is not bound to a pod"),
+            (&format!("{extra}pod-uid"), json!(["uid", "other"]), "is not bound to a pod"),
+            (&format!("{extra}pod-uid"), json!(["other"]), "token is bound to pod rl/trainer-0 of uid other"),
+        ] {
+            let mut status = good();
+            *status.pointer_mut(at).expect(at) = value;
+            let fault = bearer(read(status), "weightrefit.dev", "uid").expect_err(want);
+            assert!(fault.code == "Unauthenticated" && fault.message.contains(want), "{}", fault.message);
+        }
+    }
+
+    /// Makes the pod another than it was.
+    type Change = fn(&mut PodFacts);
+
+    #[test]
+    fn a_pod_is_still_what_its_token_was_made_for() {
+        let check = |change: Change| {
+            let pod = json!({
+                "metadata": {
+                    "namespace": "rl", "name": "trainer-0", "uid": "uid",
+                    "labels": {"weightrefit.dev/refit": "tiny", "weightrefit.dev/side": "training"},
+                },
+                "spec": {"serviceAccountName": "trainer", "nodeName": "node-1"},
+            });
+            let pod: Pod = serde_json::from_value(pod).expect("a pod");
+            let mut facts = PodFacts::of(&pod).expect("well formed");
+            change(&mut facts);
+            let word = str::to_owned;
+            let bearer = Bearer {
+                namespace: word("rl"),
+                account: word("trainer"),
+                pod: word("trainer-0"),
+                node: Some(word("node-1")),
+            };
+            bearer.check(&facts).err().map(|fault| fault.message)
+        };
+        assert_eq!(check(|_| {}), None);
+        assert_eq!(check(|pod| pod.node = None), None, "it has no node yet");
+        let rows: [(Change, &str); 5] = [
+            (|pod| pod.service_account = "other".into(), "runs as account other, the token is of rl:trainer"),
+            (|pod| pod.name = "trainer-1".into(), "pod rl/trainer-1 runs as account trainer"),
+            (|pod| pod.namespace = "serve".into(), "pod serve/trainer-0 runs as account trainer"),
+            (|pod| pod.node = Some("node-2".into()), "is on node node-2, the token is for node-1"),
+            (|pod| pod.deleting = true, "is being deleted"),
+        ];
+        for (change, want) in rows {
+            let said = check(change).expect(want);
+            assert!(said.contains(want), "{said}");
+        }
+    }
 }

@@ -7,10 +7,11 @@
 
 use super::pod::Pod;
 use super::pod_facts::{PodFacts, REFIT_LABEL, meant, shown};
+use super::scope::{self, Scope};
 use super::watch::watch;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client, ResourceExt};
+use kube::{Client, ResourceExt};
 use prometheus::IntCounterVec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -23,6 +24,7 @@ use tokio_stream::{Stream, StreamExt};
 /// The pods that claim any refit, as the API server last told.
 #[derive(Debug)]
 pub struct Pods {
+    scope: Scope,
     shared: Arc<Shared>,
     /// Watches whose first list is complete.
     listed: Receiver<usize>,
@@ -58,22 +60,24 @@ struct Malformed {
 }
 
 impl Pods {
-    /// Watches the pods of these namespaces, of all where the list is empty, until dropped. `failures` counts those of
-    /// the watches.
+    /// Watches the pods of this scope until dropped. `failures` counts those of the watches.
     #[must_use]
-    pub fn new(client: &Client, namespaces: &[String], failures: &IntCounterVec) -> Self {
-        let apis: Vec<Api<DeserializeGuard<Pod>>> = match namespaces {
-            [] => vec![Api::all(client.clone())],
-            some => some.iter().map(|namespace| Api::namespaced(client.clone(), namespace)).collect(),
-        };
+    pub fn new(client: &Client, scope: Scope, failures: &IntCounterVec) -> Self {
         let shared = Arc::new(Shared::default());
         let (done, listed) = channel(0);
         let mut watches = JoinSet::new();
-        for api in apis {
+        for part in scope.parts() {
+            let api = scope::api::<DeserializeGuard<Pod>>(client, part.as_deref());
             let events = watch(api, watcher::Config::default().labels(REFIT_LABEL), failures);
             watches.spawn(keep(Arc::clone(&shared), done.clone(), events));
         }
-        Self { shared, listed, watches }
+        Self { scope, shared, listed, watches }
+    }
+
+    /// What is watched.
+    #[must_use]
+    pub const fn scope(&self) -> &Scope {
+        &self.scope
     }
 
     /// Waits until every pod that there was at the start is known.

@@ -1,8 +1,8 @@
 //! Who may enrol and take part, as a real API server says.
 
 use crate::bed::Bed;
+use crate::expired::expired;
 use crate::members::{create_pod, eventually, token};
-use kube::runtime::reflector;
 use kube::runtime::watcher::Event;
 use serde_json::json;
 use std::sync::Arc;
@@ -10,19 +10,32 @@ use weightrefit::api::refit::WeightRefit;
 use weightrefit::controller::consent::NoConsent;
 use weightrefit::controller::gate::{ClusterGate, DEFAULT_AUDIENCE};
 use weightrefit::controller::pods::Pods;
+use weightrefit::controller::refits::Refits;
+use weightrefit::controller::scope::Scope;
 use weightrefit::coordinator::Gate;
 use weightrefit::operator::telemetry::Metrics;
 use weightrefit_core::id::Rank;
 use weightrefit_core::membership::Seat;
 use weightrefit_proto::v1::Fault;
 
-/// A gate that knows the pods of one namespace and the refit `NAMESPACE/tiny`, of two training ranks and pools of
-/// replicas of two ranks.
-async fn gate(bed: &Bed, pods_of: &str, refit_namespace: &str) -> (Arc<ClusterGate>, Arc<Pods>) {
-    let client = bed.client().await;
+/// The pods of one namespace.
+async fn pods(bed: &Bed, namespace: &str) -> Pods {
     let failures = Metrics::new().expect("metrics").watch_failures;
-    let pods = Arc::new(Pods::new(&client, &[pods_of.to_owned()], &failures));
+    let pods = Pods::new(&bed.client().await, Scope::of(vec![namespace.to_owned()]), &failures);
     pods.synced().await;
+    pods
+}
+
+/// All pods, of which the watch never tells.
+fn unwatched() -> Pods {
+    let nowhere = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
+    let client = kube::Client::try_from(nowhere).expect("a client");
+    Pods::new(&client, Scope::default(), &Metrics::new().expect("metrics").watch_failures)
+}
+
+/// A gate that knows these pods and the refit `NAMESPACE/tiny`, of two training ranks and pools of replicas of two ranks.
+async fn gate(bed: &Bed, pods: Pods, refit_namespace: &str) -> (Arc<ClusterGate>, Arc<Pods>) {
+    let (client, pods) = (bed.client().await, Arc::new(pods));
     let refit = json!({
         "apiVersion": "weightrefit.dev/v1alpha1",
         "kind": "WeightRefit",
@@ -36,8 +49,8 @@ async fn gate(bed: &Bed, pods_of: &str, refit_namespace: &str) -> (Arc<ClusterGa
         },
     });
     let refit: WeightRefit = serde_json::from_value(refit).expect("a refit");
-    let (refits, mut writer) = reflector::store();
-    writer.apply_watcher_event(&Event::Apply(refit));
+    let (refits, mut parts) = Refits::new(&Scope::default());
+    parts[0].take(&Event::Apply(refit), [].iter());
     let audience = DEFAULT_AUDIENCE.to_owned();
     (Arc::new(ClusterGate::new(client, Arc::clone(&pods), refits, audience)), pods)
 }
@@ -59,10 +72,25 @@ async fn a_token_bound_to_a_claiming_pod_enrols_that_pod_and_nothing_else_does()
     let uid = create_pod(bed, "enrol", "trainer-0", training("tiny"));
     let other = create_pod(bed, "enrol", "trainer-1", training("tiny"));
     let stranger = create_pod(bed, "enrol", "stranger-0", json!({}));
-    let (watching, _) = gate(bed, "enrol", "enrol").await;
+    let (watching, _) = gate(bed, pods(bed, "enrol").await, "enrol").await;
     // Its watch never tells of these pods, so each is read once.
-    let (reading, _) = gate(bed, "elsewhere", "enrol").await;
+    let (reading, _) = gate(bed, unwatched(), "enrol").await;
     let bound = token(bed, "enrol", DEFAULT_AUDIENCE, Some("trainer-0"));
+    // One of another account is made for pods of that account alone.
+    bed.kubectl(&["create", "serviceaccount", "other", "-n", "enrol"]);
+    let other_pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "other-0", "namespace": "enrol", "labels": training("tiny")},
+        "spec": {"serviceAccountName": "other", "containers": [{"name": "main", "image": "none"}]},
+    });
+    bed.send("create", other_pod);
+    let audience = format!("--audience={DEFAULT_AUDIENCE}");
+    let bound_to = |pod: &str| {
+        let arguments = ["create", "token", "other", "-n", "enrol", &audience, "--bound-object-kind=Pod"];
+        bed.try_kubectl(&[&arguments[..], &[&format!("--bound-object-name={pod}")]].concat())
+    };
+    assert!(!bound_to("trainer-0").status.success(), "bound to a pod of another account");
+    let of_another_account = String::from_utf8(bound_to("other-0").stdout).expect("UTF-8");
     for gate in [&watching, &reading] {
         gate.enrol(&uid, &bound).await.expect("the pod of the token");
         let cases = [
@@ -78,6 +106,8 @@ async fn a_token_bound_to_a_claiming_pod_enrols_that_pod_and_nothing_else_does()
             ),
             (&other, bound.clone(), "token is bound to pod enrol/trainer-0 of uid"),
             (&uid, format!("{bound}x"), "is not valid for audience"),
+            (&uid, expired(bed, &bound), "has expired"),
+            (&uid, of_another_account.trim_end().to_owned(), "token is bound to pod enrol/other-0 of uid"),
             (&uid, String::new(), "token has 0 bytes"),
         ];
         for (uid, token, want) in cases {
@@ -88,6 +118,11 @@ async fn a_token_bound_to_a_claiming_pod_enrols_that_pod_and_nothing_else_does()
         let refusal = refused(gate.enrol(&stranger, &token).await);
         assert_eq!(refusal, "Unauthorized: pod enrol/stranger-0 has no label weightrefit.dev/refit");
     }
+    let (elsewhere, _) = gate(bed, pods(bed, "elsewhere").await, "enrol").await;
+    assert_eq!(
+        refused(elsewhere.enrol(&uid, &bound).await),
+        "NotConfigured: pod enrol/trainer-0 is of a namespace that this operator does not look at"
+    );
 
     bed.kubectl(&["delete", "pod", "trainer-0", "-n", "enrol", "--wait=false"]);
     let watching = &watching;
@@ -118,7 +153,7 @@ async fn a_pod_takes_its_own_seats_once_the_refits_namespace_consents() {
     };
     let engine = create_pod(bed, "serve", "vllm-1", labels("inference"));
     let trainer = create_pod(bed, "serve", "trainer-0", labels("training"));
-    let (gate, pods) = gate(bed, "serve", "consent").await;
+    let (gate, pods) = gate(bed, pods(bed, "serve").await, "consent").await;
     let seats = |replica: &str| {
         let seat =
             |rank| Seat::Inference { pool: "default".into(), replica: replica.into(), rank: Rank(rank) };

@@ -6,6 +6,7 @@ use serde_json::json;
 use tokio_stream::{Stream, StreamExt};
 use weightrefit::controller::pod_facts::Side;
 use weightrefit::controller::pods::Pods;
+use weightrefit::controller::scope::Scope;
 use weightrefit::operator::telemetry::Metrics;
 
 /// Reads changes until the watch knows what is wanted.
@@ -20,7 +21,6 @@ async fn told(changes: &mut (impl Stream<Item = String> + Unpin), what: &str, kn
 async fn the_watch_follows_pods_from_refit_to_refit_and_leaves_out_what_it_cannot_read() {
     let bed = Bed::shared();
     bed.create_namespace("pods");
-    let namespaces = ["pods".to_owned()];
     let failures = Metrics::new().expect("metrics").watch_failures;
     let before = create_pod(
         bed,
@@ -28,7 +28,7 @@ async fn the_watch_follows_pods_from_refit_to_refit_and_leaves_out_what_it_canno
         "trainer-0",
         json!({"weightrefit.dev/refit": "one", "weightrefit.dev/side": "training"}),
     );
-    let pods = Pods::new(&bed.client().await, &namespaces, &failures);
+    let pods = Pods::new(&bed.client().await, Scope::of(vec!["pods".to_owned()]), &failures);
     pods.synced().await;
     let names = |refit: &str| {
         let pods = pods.of(refit);

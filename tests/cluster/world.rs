@@ -2,6 +2,7 @@
 //! clients. What a kubelet would do, this does: it gives pods their addresses and tokens, and restarts agents.
 
 pub(crate) mod injected;
+mod rights;
 
 use crate::bed::Bed;
 use crate::process::Process;
@@ -41,6 +42,10 @@ pub(crate) struct World {
     webhook: Option<injected::Webhook>,
     /// Engines' pods ask for the readiness gate.
     is_gated: bool,
+    /// All pods have the address of one node.
+    is_of_host_network: bool,
+    /// Namespaces that its operators look at: its own, and those that were added.
+    watched: Vec<String>,
     pods: BTreeMap<String, Pod>,
     starts: u32,
     worlds: u32,
@@ -85,7 +90,6 @@ impl World {
         let bed = Bed::shared();
         bed.define_refits();
         bed.create_namespace(namespace);
-        bed.send("apply", rights("operator-rbac.yaml", namespace));
         for side in [Side::Training, Side::Inference] {
             bed.kubectl(&["create", "serviceaccount", side.owner(), "-n", namespace]);
         }
@@ -101,10 +105,13 @@ impl World {
             api_server: None,
             webhook: None,
             is_gated: false,
+            is_of_host_network: false,
+            watched: vec![namespace.to_owned()],
             pods: BTreeMap::new(),
             starts: 0,
             worlds: 0,
         };
+        world.grant("operator-rbac.yaml");
         world.write_inputs();
         world
     }
@@ -117,10 +124,14 @@ impl World {
         world
     }
 
-    /// Engines' pods ask for the readiness gate from now on, and the operator may write it.
+    /// Engines' pods ask for the readiness gate from now on.
     pub(crate) fn gate_engines(&mut self) {
-        self.bed.send("apply", rights("readiness-rbac.yaml", &self.namespace));
         self.is_gated = true;
+    }
+
+    /// Pods are of the host network from now on, all of one node.
+    pub(crate) fn use_host_network(&mut self) {
+        self.is_of_host_network = true;
     }
 
     /// The namespace permits the account of a side.
@@ -136,7 +147,7 @@ impl World {
 
     /// The refit's documents, in this namespace.
     pub(crate) fn documents(&self) -> String {
-        TINY.replace("namespace: tests", &format!("namespace: {}", self.namespace))
+        documents_in(&self.namespace)
     }
 
     pub(crate) fn apply(&self) {
@@ -161,7 +172,8 @@ impl World {
         self.starts += 1;
         let mut command = Command::new(program("weightrefit-operator"));
         command
-            .args(["--namespace", &namespace, "--watch-namespace", &namespace, "--agent-listen", &listen])
+            .args(["--namespace", &namespace, "--agent-listen", &listen])
+            .args(self.watched.iter().flat_map(|watched| ["--watch-namespace", watched.as_str()]))
             .args(["--http-listen", "127.0.0.1:0", "--audience", AUDIENCE])
             .args(self.webhook.iter().flat_map(injected::Webhook::flags))
             .env("KUBECONFIG", &kubeconfig)
@@ -227,7 +239,10 @@ impl World {
     /// Creates the pod as its controller and a kubelet would.
     pub(crate) fn create_pod(&mut self, side: Side, ordinal: u32) {
         let (namespace, name) = (self.namespace.clone(), format!("{}-{ordinal}", side.owner()));
-        let node = format!("{namespace}-{name}");
+        let node = match self.is_of_host_network {
+            true => format!("{namespace}-node"),
+            false => format!("{namespace}-{name}"),
+        };
         let node_document = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
         self.bed.apply("/api/v1/nodes", &node_document);
         let gates = match self.is_gated && side == Side::Inference {
@@ -246,6 +261,7 @@ impl World {
             },
             "spec": {
                 "nodeName": node,
+                "hostNetwork": self.is_of_host_network,
                 "serviceAccountName": side.owner(),
                 "readinessGates": gates,
                 "containers": [{"name": "main", "image": "none"}],
@@ -254,7 +270,7 @@ impl World {
         let pods = format!("/api/v1/namespaces/{namespace}/pods");
         let created = self.bed.apply(&pods, &pod);
         let uid = created["metadata"]["uid"].as_str().expect("a uid").to_owned();
-        let ip = address(side, ordinal);
+        let ip = self.address(side, ordinal);
         let status = json!({"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]});
         self.bed.patch_status(&pods, &name, &status);
         let token = self.bed.token(&namespace, side.owner(), AUDIENCE, &name);
@@ -304,7 +320,7 @@ impl World {
             .arg(self.path("bundle.pem"))
             .arg("--token")
             .arg(self.path(&format!("{}.token", pod.uid)))
-            .args(["--pod-uid", &pod.uid, "--listen", &address(pod.side, pod.ordinal)])
+            .args(["--pod-uid", &pod.uid, "--listen", &self.address(pod.side, pod.ordinal)])
             .arg("--socket")
             .arg(self.socket(name))
             .args(["--exit-with-parent", &std::process::id().to_string()]);
@@ -494,19 +510,18 @@ impl World {
         std::fs::write(self.path("weights.safetensors"), file).expect("a file");
     }
 
+    /// Each pod has a loopback address of its own, unless it has its node's.
+    fn address(&self, side: Side, ordinal: u32) -> String {
+        match (self.is_of_host_network, side) {
+            (true, _) => "127.0.3.1".to_owned(),
+            (false, Side::Training) => format!("127.0.1.{}", ordinal + 1),
+            (false, Side::Inference) => format!("127.0.2.{}", ordinal + 1),
+        }
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
-}
-
-/// What the chart gives the operator by this file, for one of this namespace.
-fn rights(file: &str, namespace: &str) -> String {
-    let rights = std::fs::read_to_string(checkout().join("charts/weightrefit/files").join(file));
-    (rights.expect("the manifest").replace("weightrefit-system", namespace))
-        .replace("weightrefit:operator", &format!("weightrefit:operator:{namespace}"))
-        .replace("weightrefit:readiness", &format!("weightrefit:readiness:{namespace}"))
-        .replace("weightrefit-readiness", &format!("weightrefit-readiness-{namespace}"))
-        .replace("resourceNames: [weightrefit]", &format!("resourceNames: [weightrefit-{namespace}]"))
 }
 
 /// The first value of this field in a process's log.
@@ -531,9 +546,9 @@ fn claims(side: Side, ordinal: u32) -> Vec<String> {
     }
 }
 
-/// Each pod has a loopback address of its own.
-fn address(side: Side, ordinal: u32) -> String {
-    format!("127.0.{}.{}", if side == Side::Training { 1 } else { 2 }, ordinal + 1)
+/// The refit's documents, in a namespace.
+pub(crate) fn documents_in(namespace: &str) -> String {
+    TINY.replace("namespace: tests", &format!("namespace: {namespace}"))
 }
 
 fn checkout() -> &'static Path {

@@ -38,7 +38,7 @@ pub(super) async fn look(cluster: &Connected, name: &str, settings: Option<&Sett
             CHECK,
             format!("no operator has seen {full}"),
             "it has no status",
-            "See whether an operator leads, and whether its --watch-namespace is another one.",
+            "See whether an operator leads, and whether --watch-namespace keeps it from this namespace.",
         )),
         Some(status) => {
             let troubles = status.conditions.iter().filter(|condition| condition.is_trouble());

@@ -46,7 +46,11 @@ impl World {
             "image": "agent:test",
             "coordinator": self.agents.as_deref().expect("it was started"),
             "audience": AUDIENCE,
-            "profiles": {"default": {"metricsPort": metrics_port}},
+            "profiles": {
+                "default": {"metricsPort": metrics_port},
+                "claim": {"deviceAccess": "ResourceClaim"},
+                "in-process": {"deviceAccess": "InProcess"},
+            },
         });
         std::fs::write(self.settings(), settings.to_string()).expect("a file");
         let configuration = format!("weightrefit-{}", self.namespace);
@@ -145,7 +149,7 @@ impl World {
                 let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
                     Some("metadata.namespace") => self.namespace.clone(),
                     Some("metadata.uid") => pod.uid.clone(),
-                    Some("status.podIP") => super::address(pod.side, pod.ordinal),
+                    Some("status.podIP") => self.address(pod.side, pod.ordinal),
                     other => panic!("{other:?} is no field that a kubelet fills in here"),
                 };
                 argument =
