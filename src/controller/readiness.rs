@@ -60,11 +60,18 @@ pub(super) struct Gates {
     client: Client,
     /// When to try again, after a failure.
     again: Option<Instant>,
+    /// Which gate could not be written last, and why.
+    trouble: Option<String>,
 }
 
 impl Gates {
     pub(super) fn new(client: Client) -> Self {
-        Self { client, again: None }
+        Self { client, again: None, trouble: None }
+    }
+
+    /// What keeps gates from being written, since the last attempt.
+    pub(super) fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
     }
 
     /// Writes those that are due; returns when to try again where that failed.
@@ -72,14 +79,16 @@ impl Gates {
         if let Some(again) = self.again.filter(|again| *again > Instant::now() && !due.is_empty()) {
             return Some(again);
         }
-        self.again = None;
+        (self.again, self.trouble) = (None, None);
         for (pod, is_current) in due {
             let Err(error) = set(&self.client, pod, is_current).await else { continue };
             // One that is gone or made anew is told of by the watch.
             if matches!(&error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict()) {
                 continue;
             }
-            tracing::warn!(pod = pod.shown(), %error, "its readiness gate {WEIGHTS_CURRENT} is not written");
+            let trouble = format!("readiness gate {WEIGHTS_CURRENT} of pod {}: {error}", pod.shown());
+            tracing::warn!(trouble, "a readiness gate is not written");
+            self.trouble = Some(trouble);
             self.again = Some(Instant::now() + limits::CONSENT_LIFETIME);
             break;
         }
@@ -177,5 +186,8 @@ mod tests {
         }
         let away = View { agents: BTreeMap::new(), ..view(&[]) };
         assert!(due(&[pod(true, true)], &away).is_empty(), "its agent is not connected");
+        let mut others = view(&[SERVING]);
+        others.agents.values_mut().for_each(|agent| agent.pod_uid = "other".into());
+        assert!(due(&[pod(true, false)], &others).is_empty(), "that is another pod's agent");
     }
 }

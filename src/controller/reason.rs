@@ -178,6 +178,8 @@ reasons! {
             "See `status.lastFailedRound`: its reason is a code, `weightrefit explain CODE`. The next publication opens another round.";
         ReplicasFenced: "Replicas are kept from serving.",
             "See `status.behind`; each replica has a code: `weightrefit explain CODE`.";
+        GateNotWritten: "A readiness gate that a pod asks for is not written, so that the pod may never become ready.",
+            "Set `readinessGate.enabled` of the chart, or take the readiness gate weightrefit.dev/WeightsCurrent out of the engines' template.";
         AgentsLost: "Members' agents are not connected.",
             "See whether the pods that the message names run; rounds go on without replicas that are lost, and wait for training ranks.";
     }

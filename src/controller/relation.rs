@@ -245,6 +245,7 @@ impl Relation {
             malformed: &self.shared.pods.malformed(&self.key),
             view: view.as_ref(),
             plan: plan.as_ref(),
+            unwritten_gate: self.gates.trouble(),
             is_settling,
             pod_name: &*pod_name,
             previous: &self.status,
@@ -493,5 +494,66 @@ impl ConfigMaps {
             });
         }
         self.names = names.into_iter().map(str::to_owned).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordinator::{AgentView, EndedRound};
+    use std::collections::BTreeMap;
+    use std::time::UNIX_EPOCH;
+    use weightrefit_core::id::{Incarnation, Rank, Sha256};
+    use weightrefit_core::membership::roster::Standing;
+    use weightrefit_core::membership::{Member, Membership, Seat};
+    use weightrefit_proto::v1;
+
+    /// Epoch 2 is in force; whether a round is open, and epoch and number of the last that has ended.
+    fn view(round_open: bool, last: Option<(u64, u64)>) -> View {
+        let member = Member {
+            seat: Seat::Training { rank: Rank(0) },
+            pod_uid: "uid".into(),
+            incarnation: Incarnation(1),
+            key: Sha256([0; 32]),
+            round_addresses: vec!["127.0.0.1:1".into()],
+            byte_addresses: vec!["127.0.0.1:2".into()],
+        };
+        let membership = Membership::new("uid", Epoch(2), None, Vec::new(), vec![member]).expect("valid");
+        let state = v1::State { round_open, ..Default::default() };
+        let report = |(epoch, id): (u64, u64)| {
+            let json = serde_json::json!({
+                "id": id, "epoch": epoch, "version": {"run": 0, "step": 1}, "outcome": "Committed", "reason": null,
+                "member": null, "phaseMilliseconds": {}, "bytes": {"sent": 0, "received": 0, "skipped": 0},
+                "replicas": [],
+            });
+            let report = serde_json::from_value(json).expect("a report");
+            Arc::new(EndedRound { report, heard: UNIX_EPOCH })
+        };
+        View {
+            membership: Some(Arc::new(membership)),
+            cause: None,
+            standing: Standing::Complete,
+            agents: BTreeMap::from([(Incarnation(1), AgentView { state, ..AgentView::default() })]),
+            last_round: last.map(report),
+            last_failed_round: None,
+            refused: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn the_round_after_the_one_that_is_named_is_aborted_and_no_later_one() {
+        let after = (2, 7);
+        for (round_open, last, named, runs) in [
+            (true, None, after, true),
+            (true, Some((2, 7)), after, true),
+            (true, Some((1, 9)), after, true), // numbers begin anew with each epoch
+            (true, Some((2, 8)), after, false),
+            (false, Some((2, 7)), after, false),
+            (true, Some((2, 7)), (1, 7), false),
+        ] {
+            let view = view(round_open, last);
+            assert_eq!(runs_after(&view, named), runs, "{round_open} {last:?} {named:?}");
+        }
+        assert!(!runs_after(&View { membership: None, ..view(true, None) }, after));
     }
 }

@@ -64,6 +64,8 @@ pub struct Observed<'a> {
     pub view: Option<&'a View>,
     /// What the members' plan moves.
     pub plan: Option<&'a PlanStatus>,
+    /// What keeps readiness gates of its pods from being written; `None` where nothing does.
+    pub unwritten_gate: Option<&'a str>,
     /// Whether agents have not had the time to connect yet, since the coordinator started.
     pub is_settling: bool,
     /// Name of the pod of a UID, as namespace/name.

@@ -25,6 +25,18 @@ fn a_gate_follows_the_engines_and_the_operator_may_write_nothing_else() {
     let mut world = World::consenting("gates");
     world.gate_engines();
     let mut world = made_ready(world);
+    // An operator that may not write it says so where people look.
+    let degraded = |status: &Value| condition(status, "Degraded").1 == "GateNotWritten";
+    let status = world.wait_for_status("it is told that no gate is written", degraded);
+    let message = condition(&status, "Degraded").2;
+    assert!(message.contains("of pod gates/engine-") && message.contains("pods/status"), "{message}");
+    assert_eq!(condition(&world.pod("engine-0")["status"], WEIGHTS_CURRENT).0, "");
+    world.kill_operator();
+    world.grant("readiness-rbac.yaml");
+    world.start_operator();
+    world.wait_for_status("nothing is wrong any more", |status| {
+        condition(status, "Degraded").1 == "AsExpected"
+    });
     world.wait_for_gate("engine-0", "True");
     world.wait_for_gate("engine-1", "True");
     assert_eq!(condition(&world.pod("trainer-0")["status"], WEIGHTS_CURRENT).0, "", "it asked for none");
@@ -49,9 +61,19 @@ fn a_gate_follows_the_engines_and_the_operator_may_write_nothing_else() {
         runtime.block_on(answer).map(drop).map_err(|error| error.to_string())
     };
     let elsewhere = json!({"status": {"podIP": "127.9.9.9", "podIPs": [{"ip": "127.9.9.9"}]}});
+    // Each of these but the first by a line of its own in the policy.
     for patch in [
+        json!({"status": {"podIP": "127.9.9.9"}}),
         elsewhere,
         json!({"status": {"phase": "Succeeded"}}),
+        json!({"status": {"hostIP": "127.9.9.9"}}),
+        json!({"status": {"containerStatuses": [
+            {"name": "main", "image": "none", "imageID": "", "ready": true, "restartCount": 0},
+        ]}}),
+        json!({"status": {"startTime": "2020-01-01T00:00:00Z"}}),
+        json!({"status": {"reason": "Evicted"}}),
+        json!({"status": {"message": "moved"}}),
+        json!({"metadata": {"annotations": {"example.com/moved": "true"}}}),
         json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
         json!({"metadata": {"labels": {"weightrefit.dev/refit": "other"}}}),
     ] {

@@ -443,6 +443,9 @@ impl Made<'_> {
             );
             return self.condition(True, DegradedReason::RoundFailed, message);
         }
+        if let Some(trouble) = self.observed.unwritten_gate {
+            return self.condition(True, DegradedReason::GateNotWritten, trouble);
+        }
         let absent = self.observed.view.and_then(|view| {
             let membership = view.membership.as_ref()?;
             let absent =

@@ -1,6 +1,7 @@
 //! What is observed, and what the status says of it.
 
 mod carriers;
+mod trainer;
 
 use super::*;
 use crate::api::condition::{Condition, ConditionStatus, ConditionType};
@@ -70,6 +71,7 @@ struct World {
     view: Option<View>,
     accepted: Result<(), Unaccepted>,
     consent: Vec<NoConsent>,
+    unwritten_gate: Option<&'static str>,
     is_settling: bool,
     previous: WeightRefitStatus,
     now: i64,
@@ -148,6 +150,7 @@ impl World {
             view: Some(view),
             accepted: Ok(()),
             consent: Vec::new(),
+            unwritten_gate: None,
             is_settling: false,
             previous,
             now: 0,
@@ -248,6 +251,7 @@ impl World {
             malformed: &self.malformed,
             view: self.view.as_ref(),
             plan: None,
+            unwritten_gate: self.unwritten_gate,
             is_settling: self.is_settling,
             pod_name: &move |uid: &str| names.get(uid).cloned(),
             previous: &self.previous,
@@ -305,6 +309,11 @@ fn conditions_follow_from_what_is_observed() {
             "an agent was refused lately",
             |world| world.refuse(1_000_030, Code::Unsupported, "joined twice"),
             "Ready=True/Refitting Degraded=True/AgentRefused",
+        ),
+        (
+            "a readiness gate is not written",
+            |world| world.unwritten_gate = Some("pod rl/engine-0: forbidden"),
+            "Ready=True/Refitting Degraded=True/GateNotWritten",
         ),
         (
             "an agent was refused long ago",
