@@ -58,6 +58,7 @@ fn facts(pod: &Value, is_training: bool) -> PodFacts {
     let metadata = json!({
         "name": pod["name"], "namespace": "ns", "uid": "u", "labels": labels,
         "annotations": pod.get("annotations").cloned().unwrap_or(json!({})),
+        "ownerReferences": pod.get("ownerReferences").cloned().unwrap_or(json!([])),
     });
     let pod =
         json!({"metadata": metadata, "spec": {"containers": []}, "status": {"podIPs": [{"ip": "10.0.0.1"}]}});
