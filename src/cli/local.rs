@@ -165,8 +165,9 @@ fn left_out(round: &RoundLine) -> Vec<String> {
 
 fn row(round: &RoundLine, plan: &PlanBytes) -> [String; 12] {
     let outcome = match (round.outcome, round.reason) {
-        (RoundOutcome::Committed, _) if round.left_out.is_empty() => "Committed".to_owned(),
-        (RoundOutcome::Committed, _) => format!("Committed, {} left out", round.left_out.len()),
+        (RoundOutcome::Committed, Some(reason)) => format!("Committed, say engines: {reason}"),
+        (RoundOutcome::Committed, None) if round.left_out.is_empty() => "Committed".to_owned(),
+        (RoundOutcome::Committed, None) => format!("Committed, {} left out", round.left_out.len()),
         (RoundOutcome::Aborted, Some(reason)) => format!("Aborted: {reason}"),
         (RoundOutcome::Aborted, None) => "Aborted".to_owned(),
     };

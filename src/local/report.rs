@@ -59,7 +59,7 @@ pub struct RoundLine {
     pub version: VersionReport,
     /// How it ended.
     pub outcome: RoundOutcome,
-    /// Why, where it did not commit.
+    /// Why it did not commit; where it did, why nobody but its engines tells of its end.
     pub reason: Option<Code>,
     /// Phases that ran.
     pub phase_milliseconds: PhaseMilliseconds,
@@ -147,16 +147,35 @@ impl RoundLine {
         }
     }
 
-    /// A step whose end nobody could tell.
-    pub(super) fn lost(step: i64, reason: Code) -> Self {
+    /// A step whose end nobody could tell, for this reason. It is committed where an engine serves it: `replicas` are pool,
+    /// name and what each serves now.
+    pub(super) fn untold(
+        step: i64,
+        reason: Code,
+        replicas: impl Iterator<Item = (String, String, Option<VersionReport>)>,
+    ) -> Self {
+        let mut committed = None;
+        let mut left_out = Vec::new();
+        for (pool, replica, live) in replicas {
+            match live.filter(|live| live.step == step) {
+                Some(live) => committed = Some(live),
+                None => left_out.push(LeftOut {
+                    pool,
+                    replica,
+                    outcome: Some(ReplicaOutcome::Unknown),
+                    reason: None,
+                    member: None,
+                }),
+            }
+        }
         Self {
             id: 0,
-            version: VersionReport { run: 0, step },
-            outcome: RoundOutcome::Aborted,
+            version: committed.unwrap_or(VersionReport { run: 0, step }),
+            outcome: if committed.is_some() { RoundOutcome::Committed } else { RoundOutcome::Aborted },
             reason: Some(reason),
             phase_milliseconds: PhaseMilliseconds::default(),
             bytes: RoundBytes::default(),
-            left_out: Vec::new(),
+            left_out: if committed.is_some() { left_out } else { Vec::new() },
         }
     }
 
@@ -179,10 +198,14 @@ impl LocalReport {
             if round.outcome != RoundOutcome::Committed {
                 let reason = round.reason.map_or_else(String::new, |reason| format!(": {reason}"));
                 complaints.push(format!("step {step} was not committed{reason}"));
-            } else if !round.left_out.is_empty() {
-                complaints
-                    .extend(round.left_out.iter().map(|replica| format!("step {step} left out {replica}")));
-            } else if bytes.received != minimum {
+                continue;
+            }
+            if let Some(reason) = round.reason {
+                complaints.push(format!("the end of step {step} is told by engines alone: {reason}"));
+            }
+            let left_out = round.left_out.iter().map(|replica| format!("step {step} left out {replica}"));
+            complaints.extend(left_out);
+            if round.reason.is_none() && round.left_out.is_empty() && bytes.received != minimum {
                 let received = bytes.received;
                 complaints.push(format!("step {step} received {received} bytes, the minimum is {minimum}"));
             }
@@ -242,5 +265,30 @@ mod tests {
             verdict: Verdict::default(),
         };
         assert_eq!(report.complaints(), want.map(|line| format!("step 5 left out {line}")));
+    }
+
+    #[test]
+    fn a_round_whose_end_is_not_told_is_what_its_engines_serve() {
+        let at = |step| Some(VersionReport { run: 1, step });
+        let complaints = |live: [Option<VersionReport>; 2]| {
+            let replicas = ["a", "b"].into_iter().zip(live);
+            let replicas = replicas.map(|(replica, live)| ("p".to_owned(), replica.to_owned(), live));
+            let report = LocalReport {
+                schema: SCHEMA,
+                plan: PlanPart { bytes: PlanBytes::default() },
+                rounds: vec![RoundLine::untold(5, Code::PeerLost, replicas)],
+                carriers: Vec::new(),
+                verdict: Verdict::default(),
+            };
+            report.complaints().join("; ")
+        };
+        let by_engines = "the end of step 5 is told by engines alone: PeerLost";
+        for (live, want) in [
+            ([at(5), at(5)], by_engines.to_owned()),
+            ([at(5), at(4)], format!("{by_engines}; step 5 left out p/b: nothing was heard of its commit")),
+            ([None, at(4)], "step 5 was not committed: PeerLost".to_owned()),
+        ] {
+            assert_eq!(complaints(live), want);
+        }
     }
 }

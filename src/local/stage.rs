@@ -30,6 +30,7 @@ use weightrefit_core::membership::Seat;
 use weightrefit_core::plan::PlanBytes;
 use weightrefit_core::round::message::EngineState;
 use weightrefit_proto::reference::Told;
+use weightrefit_proto::report::VersionReport;
 use weightrefit_proto::v1;
 
 /// What a run consists of.
@@ -76,7 +77,8 @@ pub(super) struct Stage {
     bytes_before: u64,
     /// Times that the driver has asked for the present step.
     asked: u32,
-    answer: Option<RoundLine>,
+    /// The end of the present step, or why nobody tells it.
+    answer: Option<Result<RoundLine, Code>>,
     republish: bool,
     /// Processes that are stopped, and until when at most.
     stopped: Vec<Key>,
@@ -176,7 +178,18 @@ impl Stage {
         // Torn reads say nothing where nobody reads. What stays unread is missed in the verdict.
         self.until_or_late("a forward step", limits::FIRST_STEP_LIMIT, |stage| stage.checks.are_read())
             .await?;
-        Ok(self.answer.take().unwrap_or_else(|| RoundLine::lost(step, Code::PeerLost)))
+        match self.answer.take().unwrap_or(Err(Code::PeerLost)) {
+            Ok(line) => Ok(line),
+            Err(reason) => {
+                let what = "the engines' word on a round whose end is not told";
+                self.until_or_late(what, limits::CHECK_LIMIT, Self::engines_serve).await?;
+                let replicas = self.world.replicas().map(|(pool, replica)| {
+                    let version = self.live(&pool, &replica);
+                    (pool, replica, version)
+                });
+                Ok(RoundLine::untold(step, reason, replicas))
+            }
+        }
     }
 
     fn tell_trainers(&mut self) {
@@ -196,6 +209,28 @@ impl Stage {
     /// The agent that led is gone and nobody holds the step any more: its end will never be told.
     fn is_lost(&self) -> bool {
         self.asked > 1 && self.is_ready() && self.is_released()
+    }
+
+    /// Whether the agents know of every engine rank that it serves.
+    fn engines_serve(&self) -> bool {
+        self.world.replicas().all(|(pool, replica)| self.live(&pool, &replica).is_some())
+    }
+
+    /// The version that all ranks of a replica serve, as their agents told last; `None` while they serve none together.
+    fn live(&self, pool: &str, replica: &str) -> Option<VersionReport> {
+        let view = self.view.borrow();
+        let states = || view.agents.values().flat_map(|agent| &agent.state.ranks);
+        let of_replica = |seat: &&Seat| matches!(seat, Seat::Inference { pool: of, replica: name, .. } if of == pool && name == replica);
+        let live = self.world.seats().filter(of_replica).map(|seat| {
+            let is_of = |state: &&v1::RankState| {
+                state.claim.as_ref().and_then(v1::Claim::seat).as_ref() == Some(seat)
+            };
+            states().find(is_of).filter(|state| state.engine_state == "Serving")?.live
+        });
+        let live: Vec<Option<v1::VersionName>> = live.collect();
+        let first = (*live.first()?)?;
+        let is_one = live.iter().all(|live| *live == Some(first));
+        is_one.then_some(VersionReport { run: first.run, step: first.step })
     }
 
     /// Whether every training rank has its memory back.
@@ -355,11 +390,11 @@ impl Stage {
             Answer::Asked { step } if step == self.step => self.asked += 1,
             Answer::Ended { step, report } if step == self.step => {
                 self.checks.committed(&report);
-                self.answer = Some(RoundLine::of(&report, self.world.replicas()));
+                self.answer = Some(Ok(RoundLine::of(&report, self.world.replicas())));
             }
             Answer::Refused { step, code, message } if step == self.step => {
                 tracing::warn!(step, %code, message, "no report");
-                self.answer = Some(RoundLine::lost(step, code));
+                self.answer = Some(Err(code));
             }
             Answer::Asked { .. } | Answer::Ended { .. } | Answer::Refused { .. } => {}
         }
