@@ -118,7 +118,8 @@ impl Recordings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weightrefit_core::id::Rank;
+    use weightrefit_core::id::{Incarnation, Rank, Sha256};
+    use weightrefit_core::membership::Member;
 
     fn page(page: u32, pages: u32, tensors: &str) -> v1::Recorded {
         v1::Recorded { claim: None, page, pages, tensors: tensors.as_bytes().to_vec() }
@@ -147,5 +148,50 @@ mod tests {
         }
         recordings.forget(&seat);
         assert!(recordings.ranks.is_empty());
+    }
+
+    /// Two replicas of two ranks, of which `a` is complete before `b` is.
+    #[test]
+    fn a_layout_is_that_of_the_first_whole_replica_and_stays_it_for_the_epoch() {
+        let seat = |replica: &str, rank| Seat::Inference {
+            pool: "p".into(),
+            replica: replica.into(),
+            rank: Rank(rank),
+        };
+        let seats = [seat("a", 0), seat("a", 1), seat("b", 0), seat("b", 1)];
+        let member = |(number, seat): (u8, &Seat)| Member {
+            seat: seat.clone(),
+            pod_uid: format!("uid-{number}"),
+            incarnation: Incarnation(number.into()),
+            key: Sha256([number; 32]),
+            round_addresses: vec![format!("127.0.0.1:{number}")],
+            byte_addresses: vec![format!("127.0.0.1:{}", 100 + number)],
+        };
+        let members = (1..).zip(&seats).map(member).collect();
+        let membership = Membership::new("uid", Epoch(1), None, vec!["p".into()], members).expect("valid");
+        let phases = ["publish", "prepare", "pause", "transfer", "verify", "commit", "resume", "total"];
+        let timeouts: BTreeMap<_, _> = phases.iter().map(|phase| (format!("{phase}_ms"), 1)).collect();
+        let policy = json!({
+            "timeouts": timeouts, "onReplicaFailure": "FenceReplica", "encryptBytes": true, "verify": true,
+        });
+        let pools = json!([{"name": "p", "layout": null, "minReplicas": 1}]);
+        let refit = json!({"tensors": [], "training": null, "pools": pools, "policy": policy});
+        let resolved = refit.to_string().into_bytes();
+        let tensors =
+            |name: &str| format!(r#"[{{"name": "{name}", "dtype": "bf16", "shape": [4], "pieces": []}}]"#);
+        let mut recordings = Recordings::default();
+        let mut hear = |seat: &Seat, number, pages, name: &str| {
+            recordings.hear(seat.clone(), page(number, pages, &tensors(name))).expect("in order");
+            recordings.resolve(&resolved, &membership)
+        };
+        assert_eq!(hear(&seats[0], 0, 1, "first"), None, "its other rank has not recorded");
+        assert_eq!(hear(&seats[1], 0, 2, "second"), None, "a page is missing");
+        assert_eq!(hear(&seats[2], 0, 1, "other"), None, "the other replica is not whole either");
+        let told = hear(&seats[1], 1, 2, "third").expect("a whole replica");
+        let text = String::from_utf8(told.clone()).expect("JSON");
+        assert!(["first", "second", "third"].iter().all(|name| text.contains(name)), "{text}");
+        assert!(!text.contains("other"), "{text}");
+        // An engine that begins anew, and records something else, changes nothing of what the others were told.
+        assert_eq!(hear(&seats[0], 0, 1, "changed"), Some(told));
     }
 }

@@ -192,6 +192,16 @@ fn a_refit_that_is_made_anew_in_a_round_goes_on() {
     });
 }
 
+/// Addresses that others listen at too, as all pods of a node's own network do.
+#[test]
+fn pods_of_the_host_network_share_an_address() {
+    let mut world = World::consenting("host-network");
+    world.use_host_network();
+    let mut world = made_ready(world);
+    world.refit(1);
+    world.wait("each rank of both replicas is right", |world| world.checks(1) == 4);
+}
+
 #[test]
 fn an_aborted_round_ends_and_the_next_is_left_alone() {
     let mut world = ready("aborted");

@@ -196,3 +196,26 @@ fn an_agent_announces_all_that_its_pod_holds_and_nothing_else() {
         }
     }
 }
+
+/// When the other pod of the same rank was made, in seconds after this one, what else is changed of it, and whether it keeps
+/// this one from the rank.
+#[test]
+fn an_older_pod_of_the_same_rank_is_a_rival_and_no_other() {
+    let unchanged: fn(&mut PodFacts) = |_| {};
+    for (later, change, is_rival) in [
+        (-1, unchanged, true),
+        (1, unchanged, false),
+        (-1, |pod| pod.deleting = true, false),
+        (-1, |pod| pod.phase = PodPhase::Succeeded, false),
+        (-1, |pod| pod.name = "twin-0".into(), false),
+        (-1, |pod| pod.side = Side::Inference, false),
+    ] {
+        let at = |second: i64| Some(Time(k8s_openapi::jiff::Timestamp::from_second(second).expect("a time")));
+        let own = PodFacts { created: at(0), ..pod(Side::Training, "trainer-1") };
+        let mut other = PodFacts { created: at(later), ..pod(Side::Training, "twin-1") };
+        change(&mut other);
+        let found = check_rivals(&spec(TRAINING, POOL), &own, &[Arc::new(own.clone()), Arc::new(other)]);
+        let duplicate = matches!(&found, Err(SeatError::Duplicate { holder, .. }) if holder == "rl/twin-1");
+        assert_eq!((duplicate, found.is_ok()), (is_rival, !is_rival), "{later} {found:?}");
+    }
+}
