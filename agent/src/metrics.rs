@@ -277,7 +277,7 @@ impl Metrics {
             certificate_expiry,
             build_info,
         } = self;
-        let all: [&dyn Collector; 27] = [
+        let all: [&dyn Collector; 28] = [
             rounds,
             phase_seconds,
             sent_bytes,

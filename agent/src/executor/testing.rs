@@ -1,6 +1,6 @@
 //! Random pairs of ranks, and gather and scatter against a copy element by element.
 
-mod kernels;
+pub(super) mod kernels;
 
 use super::*;
 use crate::memory::{Mapping, create};

@@ -227,7 +227,12 @@ impl Communicator {
         let others = lines.len();
         for (key, line) in lines {
             let (own, told) = (Arc::clone(self), told.clone());
-            self.line(key, Box::new(move || drop(told.send(own.perform_all(&line)))));
+            self.line(
+                key,
+                Box::new(move || {
+                    let _ = told.send(own.perform_all(&line));
+                }),
+            );
         }
         drop(told);
         let last = last.map_or(Ok(()), |(_, line)| self.perform_all(&line));
