@@ -100,23 +100,27 @@ def save(directory, tensors, **changes):
     save_file({name: tensor.clone().contiguous() for name, tensor in checkpoint(tensors).items()}, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def resource(file, world, tensor_parallel, layout, config=CONFIG, commit=None):
-    """Writes a resource: FSDP2 in float32 over `world` ranks, one pool of engines."""
+def resource(file, world, tensor_parallel, layout, config=CONFIG, commit=None, trained=1):
+    """Writes a resource: FSDP2 in float32 over `world` ranks, each `trained` of them tensor-parallel; one pool of engines."""
     fused = "(?P<p>.*\\.mlp\\.experts)\\.(?P<e>\\d+)\\."
     expert = {"by": "dp_shard", "of": EXPERTS["num_experts"], "kind": "chunk", "stack": True}
+    column, row = ({"dim": dim, "by": "tp", "kind": "chunk"} for dim in (0, 1))
+    shard = {"dim": 0, "by": "dp_shard", "kind": "chunk"}
     fsdp2 = {
         "layout": "v1",
         "dtype": "f32",
-        "sizes": {"dp_shard": world},
+        "sizes": {"tp": trained, "dp_shard": world // trained},
         "world": world,
-        "grids": {"all": ["dp_shard"]},
+        "grids": {"all": ["tp", "dp_shard"]},
         "axes": {"none": []},
         "stages": {"axis": "none", "layers": [[0, 9]]},
         "rules": [
             {"hf": f"{fused}gate_proj\\.weight", "to": "{p}.gate_up_proj", "expert": expert, "pack": {"slot": 0}},
             {"hf": f"{fused}up_proj\\.weight", "to": "{p}.gate_up_proj", "expert": expert, "pack": {"slot": 1}},
             {"hf": f"{fused}down_proj\\.weight", "to": "{p}.down_proj", "expert": expert},
-            {"hf": "(?P<n>.*)", "to": "{n}", "cut": [{"dim": 0, "by": "dp_shard", "kind": "chunk"}]},
+            {"hf": "(?P<n>.*\\.([qkv]|gate|up)_proj\\.weight)", "to": "{n}", "cut": [column, shard]},
+            {"hf": "(?P<n>.*\\.(o|down)_proj\\.weight)", "to": "{n}", "cut": [row, shard]},
+            {"hf": "(?P<n>.*)", "to": "{n}", "cut": [shard]},
         ],
     }
     pool = {

@@ -1,8 +1,8 @@
 """One training rank of a tiny Qwen3 in FSDP2 over gloo, in float32; driven by lines on standard input.
 
-    qwen_rank.py RANK WORLD FILE SOCKET CONFIG
+    qwen_rank.py RANK WORLD FILE SOCKET CONFIG TP
 
-CONFIG is a name of qwen.py. FILE is where the process group meets, and FILE.NAME are checkpoints in bfloat16, gathered for the check only. Commands:
+CONFIG is a name of qwen.py; TP ranks at a time are tensor-parallel, below FSDP2. FILE is where the process group meets, and FILE.NAME are checkpoints in bfloat16, gathered for the check only. Commands:
 
     save NAME       writes the present weights as a checkpoint
     train           one AdamW step
@@ -21,21 +21,33 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import weightrefit
 from weightrefit import pytorch
 
 
+def shard(model, world, tensor_parallel):
+    mesh = init_device_mesh("cpu", (world // tensor_parallel, tensor_parallel), mesh_dim_names=("shard", "tp"))
+    columns, rows = ("q", "k", "v", "gate", "up"), ("o", "down")
+    plan = {f"*.{name}_proj": ColwiseParallel() for name in columns} | {f"*.{name}_proj": RowwiseParallel() for name in rows}
+    for layer in model.model.layers:
+        if tensor_parallel > 1:
+            parallelize_module(layer, mesh["tp"], plan)
+            # A rank sees its own heads alone, and the gradients of these would have to be added up.
+            layer.self_attn.q_norm.requires_grad_(False)
+            layer.self_attn.k_norm.requires_grad_(False)
+        fully_shard(layer, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+
+
 class Rank:
-    def __init__(self, rank, world, file, socket, config):
+    def __init__(self, rank, world, file, socket, config, tensor_parallel):
         self.rank, self.file, self.config = rank, file, getattr(qwen, config)
-        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
+        self.data = rank // tensor_parallel
         self.model = qwen.model(seed=7, **self.config)
-        for layer in self.model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        shard(self.model, world, tensor_parallel)
+        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=0.05)
         self.shards = pytorch.Shards(self.model)
         self.client = weightrefit.Trainer(rank, pytorch.world_token(), socket=socket)
         # Engines take their time to start, and there is no membership without them.
@@ -49,7 +61,7 @@ class Rank:
         dist.barrier()
 
     def train(self):
-        torch.manual_seed(self.rank)
+        torch.manual_seed(self.data)
         tokens = torch.randint(2, 500, (4, 16))
         self.optimizer.zero_grad()
         self.model(input_ids=tokens, labels=tokens).loss.backward()
@@ -60,8 +72,9 @@ class Rank:
         saved = load_file(f"{self.file}.{name}/model.safetensors")
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                full = qwen.fused(name, saved).float()
-                parameter.copy_(distribute_tensor(full, parameter.device_mesh, parameter.placements))
+                start, extent = pytorch.box(parameter.shape, parameter.device_mesh, parameter.placements)
+                part = tuple(slice(first, first + length) for first, length in zip(start, extent))
+                parameter.to_local().copy_(qwen.fused(name, saved)[part])
 
     def publish(self, step):
         self.shards.snapshot()
@@ -78,11 +91,11 @@ class Rank:
             return error.code
 
 
-def main(rank, world, file, socket, config):
+def main(rank, world, file, socket, config, tensor_parallel):
     torch.set_num_threads(1)
     rank, world = int(rank), int(world)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
-    self = Rank(rank, world, file, socket, config)
+    self = Rank(rank, world, file, socket, config, int(tensor_parallel))
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()

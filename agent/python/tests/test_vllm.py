@@ -95,13 +95,13 @@ class Process:
 class Bed:
     """A training world, agents, and engines."""
 
-    def __init__(self, layout, replicas=1, tensor_parallel=2, world=3, config="CONFIG", commit=None):
-        self.world, self.config = world, config
+    def __init__(self, layout, replicas=1, tensor_parallel=2, world=3, config="CONFIG", commit=None, trained=1):
+        self.world, self.config, self.trained = world, config, trained
         self.directory = tempfile.mkdtemp(prefix="weightrefit-")
         self.tensor_parallel = tensor_parallel
         self.site = installed(self.directory)
         self._processes = []
-        file = qwen.resource(f"{self.directory}/refit.yaml", world, tensor_parallel, layout, getattr(qwen, config), commit)
+        file = qwen.resource(f"{self.directory}/refit.yaml", world, tensor_parallel, layout, getattr(qwen, config), commit, trained)
         self.fleet = fleet.Fleet(file, replicas=replicas)
         # The engines start on weights that no version has.
         self.first = f"{self.directory}/first"
@@ -114,7 +114,8 @@ class Bed:
         file = f"{self.directory}/group"
         ranks = []
         for rank in range(self.world):
-            command = [sys.executable, str(HERE / "qwen_rank.py"), str(rank), str(self.world), file, self.fleet.socket_of(f"training/{rank}"), self.config]
+            command = [sys.executable, str(HERE / "qwen_rank.py"), str(rank), str(self.world), file]
+            command += [self.fleet.socket_of(f"training/{rank}"), self.config, str(self.trained)]
             ranks.append(self._start(f"trainer-{rank}", command))
         self.ranks = ranks
 
@@ -270,10 +271,17 @@ class Recorded(unittest.TestCase):
 
 @needs_vllm
 class Refitted(BedTest):
-    def refitted(self, bed, step):
-        """Trains a step and refits it."""
+    def trained(self, bed, step):
         bed.trainers("train")
         bed.trainers(f"save {step}")
+
+    def refitted(self, bed, step):
+        """Trains a step and refits it."""
+        self.trained(bed, step)
+        return self.published(bed, step)
+
+    def published(self, bed, step):
+        """Refits what was trained."""
         self.assertEqual(bed.trainers(f"publish {step}"), ["Read"] * bed.world)
         report = bed.refit(step)
         self.assertEqual((report.outcome, report.left_out), ("Committed", ()))
@@ -285,6 +293,20 @@ class Refitted(BedTest):
         told = [engine.answer() for engine in engines]
         self.assertEqual([rank.answer() for rank in bed.ranks], ["ready"] * bed.world)
         return told
+
+    def serving(self, **sizes):
+        """A bed, and an engine of one rank that serves step 1."""
+        bed = self.bed({"type": "Registered"}, tensor_parallel=1, **sizes)
+        bed.train()
+        engine = bed.replica(bed.replicas[0])
+        self.started(bed, engine)
+        self.refitted(bed, 1)
+        return bed, engine
+
+    def begun(self, engine, prompt, tokens):
+        """A request named `running`, that has come some way."""
+        engine.do("stream", name="running", prompt=prompt, tokens=tokens)
+        fleet.wait_for("words", lambda: len(engine.do("so_far", name="running")) > 20)
 
     def three_versions_and_back(self, layout, **sizes):
         bed = self.bed(layout, **sizes)
@@ -314,7 +336,10 @@ class Refitted(BedTest):
         self.three_versions_and_back({"type": "Registered"})
 
     def test_experts_that_the_trainer_holds_fused_arrive_in_those_of_the_engine(self):
-        self.three_versions_and_back({"type": "Registered"}, world=2, config="EXPERTS")
+        self.three_versions_and_back({"type": "Registered"}, world=4, config="EXPERTS")
+
+    def test_shards_of_fsdp2_over_tensor_parallelism_arrive(self):
+        self.three_versions_and_back({"type": "Registered"}, world=4, trained=2)
 
     def test_what_an_engine_records_is_what_the_shipped_layout_says(self):
         """The agent compares the two."""
@@ -336,10 +361,9 @@ class Refitted(BedTest):
         self.refitted(bed, 1)
         prompt, tokens = PROMPTS[0], 300
         ((old, _),) = engine.do("generate", prompts=[prompt], tokens=tokens)
-        engine.do("stream", name="kept", prompt=prompt, tokens=tokens)
-        fleet.wait_for("words", lambda: len(engine.do("so_far", name="kept")) > 20)
+        self.begun(engine, prompt, tokens)
         self.refitted(bed, 2)
-        reason, kept = engine.do("finished", name="kept")
+        reason, kept = engine.do("finished", name="running")
         self.assertEqual((reason, len(kept)), ("length", tokens))
         same = next((at for at, (a, b) in enumerate(zip(kept, old)) if a != b), tokens)
         self.assertTrue(20 < same < tokens, f"{same} words of the old weights, then others")
@@ -368,18 +392,33 @@ class Refitted(BedTest):
         self.assert_same_words([(want, [])], [(bed.fresh(11, [prompt], 5)[0][0][0], [])])
 
     def test_requests_in_flight_end_with_the_old_weights_under_drain(self):
-        bed = self.bed({"type": "Registered"}, tensor_parallel=1, commit={"inFlight": "Drain"})
-        bed.train()
-        engine = bed.replica(bed.replicas[0])
-        self.started(bed, engine)
-        self.refitted(bed, 1)
+        bed, engine = self.serving(commit={"inFlight": "Drain"})
         ((old, _),) = engine.do("generate", prompts=[PROMPTS[0]], tokens=200)
-        engine.do("stream", name="drained", prompt=PROMPTS[0], tokens=200)
-        fleet.wait_for("words", lambda: len(engine.do("so_far", name="drained")) > 20)
-        self.refitted(bed, 2)
-        self.assertEqual(engine.do("finished", name="drained"), ["length", old])
+        self.trained(bed, 2)
+        self.begun(engine, PROMPTS[0], 200)
+        self.published(bed, 2)
+        self.assertEqual(engine.do("finished", name="running"), ["length", old])
         ((new, _),) = engine.do("generate", prompts=[PROMPTS[0]], tokens=200)
         self.assertNotEqual(new, old)
+
+    def test_requests_in_flight_end_at_once_under_abort_and_old_keys_and_values_are_used_on_under_keep(self):
+        bed, engine = self.serving(commit={"inFlight": "Abort", "kvCache": "Keep"})
+        seen, unseen = PROMPTS[0], PROMPTS[3]
+        ((old, _),) = engine.do("generate", prompts=[seen], tokens=400)
+        self.trained(bed, 2)
+        self.begun(engine, seen, 400)
+        self.published(bed, 2)
+        reason, words = engine.do("finished", name="running")
+        self.assertEqual((reason, words), ("abort", old[: len(words)]))
+        self.assertTrue(20 < len(words) < 400, len(words))
+        mixed, clean = engine.do("generate", prompts=[seen, unseen])
+        sums = engine.do("checksums")
+        engine.end()
+        (want, other), fresh_sums = bed.fresh(2, [seen, unseen])
+        self.assertEqual(sums, fresh_sums)
+        self.assert_same_words([clean], [other])
+        with self.assertRaises(AssertionError, msg="what the old weights made of this prompt is used on"):
+            self.assert_same_words([mixed], [want])
 
     def test_a_replica_that_is_killed_in_a_round_and_started_again_serves_what_the_other_serves(self):
         bed = self.bed({"type": "Registered"}, tensor_parallel=1, replicas=2)
