@@ -52,6 +52,12 @@ pub const REGISTRATION_TENSORS_MAX: usize = 1 << 20;
 /// Memories of one rank: each holds a descriptor until it is mapped, and 1,024 descriptors are the usual limit.
 pub const REGISTRATION_MEMORIES_MAX: usize = 512;
 
+/// Versions whose extras are remembered: the one being staged, the one being recovered, and as many that overtake them.
+pub const EXTRAS_REMEMBERED: usize = 4;
+
+/// One group of an engine's tensors is applied in milliseconds; one that takes this long is named in the log.
+pub const GROUP_SLOW: Duration = Duration::from_secs(5);
+
 /// Longest world token (decisions page).
 pub const WORLD_BYTES_MAX: usize = 64;
 

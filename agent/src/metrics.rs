@@ -22,6 +22,8 @@ pub struct Metrics {
     pub rounds: IntCounterVec,
     /// Seconds of the phases of rounds that this agent led.
     pub phase_seconds: HistogramVec,
+    /// Seconds in which engines applied their groups, by class.
+    pub apply_seconds: HistogramVec,
     /// Bytes that sources of this agent sent, acknowledged.
     pub sent_bytes: IntCounterVec,
     /// Bytes that destinations of this agent accepted.
@@ -111,6 +113,12 @@ impl Metrics {
                 &["outcome", "reason"],
             )?,
             phase_seconds: histograms(&r, "phase_seconds", "Phases of the rounds led.", &["phase"])?,
+            apply_seconds: histograms(
+                &r,
+                "apply_seconds",
+                "Groups of tensors that engines of this agent applied.",
+                &["class"],
+            )?,
             sent_bytes: counters(&r, "sent_bytes_total", "Bytes sent and acknowledged.", &["transport"])?,
             received_bytes: counters(&r, "received_bytes_total", "Bytes accepted.", &["transport"])?,
             skipped_bytes: counters(
@@ -250,6 +258,7 @@ impl Metrics {
             registry: _,
             rounds,
             phase_seconds,
+            apply_seconds,
             sent_bytes,
             received_bytes,
             skipped_bytes,
@@ -280,6 +289,7 @@ impl Metrics {
         let all: [&dyn Collector; 28] = [
             rounds,
             phase_seconds,
+            apply_seconds,
             sent_bytes,
             received_bytes,
             skipped_bytes,

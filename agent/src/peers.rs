@@ -45,6 +45,8 @@ pub enum PeerEvent {
         header: Header,
         /// What it says.
         message: Box<Message>,
+        /// What goes beside a `propose`.
+        extras: Option<String>,
     },
     /// The link is over.
     Down {
@@ -178,9 +180,9 @@ impl Peers {
 
     /// Sends on the newest link to `key` that takes it; links that take nothing are ended (P2). False when the
     /// message went nowhere.
-    pub fn send(&mut self, key: Sha256, header: &Header, message: &Message) -> bool {
+    pub fn send(&mut self, key: Sha256, header: &Header, message: &Message, extras: Option<&str>) -> bool {
         let Some(links) = self.senders.get_mut(&key) else { return false };
-        links.iter_mut().rev().any(|link| link.send(header, message))
+        links.iter_mut().rev().any(|link| link.send(header, message, extras))
     }
 }
 

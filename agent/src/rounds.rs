@@ -6,10 +6,12 @@
 //!   connection.
 //! - R3: plan, peers and data plane change membership exactly at the node's `Configured`.
 
+mod applying;
 mod clients;
 mod data;
 mod effects;
 mod events;
+mod extras;
 mod observer;
 mod report;
 mod source;
@@ -29,6 +31,7 @@ use crate::transport::nccl::Settings;
 use crate::transport::tcp::{ByteServer, Security};
 use clients::{Clients, News, Who};
 use data::{Data, DataEvent};
+use extras::Extras;
 use observer::Observer;
 use source::Source;
 use std::collections::{BTreeSet, VecDeque};
@@ -37,9 +40,10 @@ use std::time::Instant;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep_until, timeout};
 use weightrefit_core::code::Code;
-use weightrefit_core::id::{Incarnation, Sha256};
+use weightrefit_core::id::{Incarnation, Rank, Sha256};
 use weightrefit_core::membership::Seat;
 use weightrefit_core::round::io::{Effect, Input, Slot};
+use weightrefit_core::round::message::{Header, Message};
 use weightrefit_core::round::node::Node;
 use weightrefit_proto::socket::ClientFrame;
 use weightrefit_proto::v1;
@@ -106,6 +110,7 @@ pub struct RoundDriver {
     /// Given to the node, not yet in effect.
     pending: Option<Arc<Planned>>,
     observer: Observer,
+    extras: Extras,
     upward: mpsc::Sender<Upward>,
     seats: Vec<Seat>,
     recordings: watch::Sender<Recordings>,
@@ -144,6 +149,7 @@ impl RoundDriver {
             plan: None,
             pending: None,
             observer: Observer::new(seats.clone(), metrics, health, state),
+            extras: Extras::default(),
             upward,
             seats,
             recordings,
@@ -269,7 +275,8 @@ impl RoundDriver {
 
     fn peer(&mut self, event: PeerEvent) {
         match event {
-            PeerEvent::Message { key, header, message } => {
+            PeerEvent::Message { key, header, message, extras } => {
+                self.hear_extras(key, &header, &message, extras);
                 self.feed(Input::Message { header, peer_key: key, message: *message });
             }
             PeerEvent::Up { key, sender } => {
@@ -280,6 +287,15 @@ impl RoundDriver {
                 let reach = self.peers.down(key, link);
                 self.reached(key, reach);
             }
+        }
+    }
+
+    /// Of the leader alone, which says them with each `propose`.
+    fn hear_extras(&mut self, key: Sha256, header: &Header, message: &Message, extras: Option<String>) {
+        let (Message::Propose { version, .. }, Some(plan)) = (message, &self.plan) else { return };
+        let leader = plan.membership.member(plan.membership.leader());
+        if header.epoch == plan.epoch() && leader.is_some_and(|leader| leader.key == key) {
+            self.extras.hear(version, extras);
         }
     }
 
@@ -357,6 +373,7 @@ impl RoundDriver {
             Ok(()) => {
                 self.compile(slot);
                 self.desk(slot).leaving = false;
+                self.observer.groups(slot, registration.groups.clone());
                 self.clients.admit(slot);
                 if let Some(staging) = self.data.staging(slot) {
                     staging.told = false;
@@ -392,21 +409,39 @@ impl RoundDriver {
 
     fn said(&mut self, slot: Slot, frame: ClientFrame) {
         let input = match frame {
-            ClientFrame::Publish { step, world } => {
+            ClientFrame::Publish { step, world, extras } => {
                 let world: Arc<str> = world.into();
+                if matches!(self.seats.get(slot.0 as usize), Some(Seat::Training { rank: Rank(0) })) {
+                    self.extras.publish(step, extras);
+                } else if extras.is_some() {
+                    let message = "extras are training rank 0's to publish".to_owned();
+                    return self.clients.refuse(slot, Code::Unsupported, message);
+                }
                 self.desk(slot).outstanding.insert((Arc::clone(&world), step));
                 self.observer.publishing(slot, step);
                 Input::Publish { slot, step, world }
             }
             ClientFrame::Paused { round, record } => Input::Paused { slot, round, record },
+            ClientFrame::Applied { round, group } => {
+                if let Err(error) = self.observer.applied(slot, round, group) {
+                    self.clients.refuse(slot, Code::Unsupported, error.to_string());
+                }
+                return;
+            }
             ClientFrame::Committed { round, record, caches_invalidated } => {
+                if let Some(group) = self.observer.committed(slot, round) {
+                    let message =
+                        format!("the engine says that it has committed, and has not applied `{group}`");
+                    return self.clients.refuse(slot, Code::ApplyFailed, message);
+                }
                 tracing::info!(%slot, epoch = round.epoch.0, round = round.round.0, ?caches_invalidated, "engine committed");
                 Input::Committed { slot, round, record }
             }
             ClientFrame::Resumed { round, record } => Input::Resumed { slot, round, record },
             ClientFrame::Aborted { round, record } => Input::Aborted { slot, round, record },
             ClientFrame::Failed { round, record, message } => {
-                tracing::warn!(%slot, epoch = round.epoch.0, round = round.round.0, error = message, "engine failed");
+                let group = self.observer.committed(slot, round);
+                tracing::warn!(%slot, epoch = round.epoch.0, round = round.round.0, group, error = message, "engine failed");
                 Input::Failed { slot, round, record }
             }
             // The session lets no rank send these.

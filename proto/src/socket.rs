@@ -22,6 +22,9 @@ pub const FRAME_BYTES_MAX: usize = 16 << 20;
 /// Most descriptors on one frame: a page of a registration rarely spans more than a few memories.
 pub const FRAME_FDS_MAX: usize = 64;
 
+/// Longest extras: two scales for each of some hundred layers are about 12 KB of JSON.
+pub const EXTRAS_BYTES_MAX: usize = 64 << 10;
+
 /// From a client to its agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
@@ -31,7 +34,8 @@ pub enum ClientFrame {
     Hello { protocol: u32, instance: Incarnation, role: Role },
     /// One page of the rank's tensors; `page` counts from 0 to `pages - 1`. A trainer's page brings the
     /// descriptors of the memories that it adds, in order; an engine's brings none. `staging_device` is an engine's, on
-    /// its first page: the UUID of the GPU on which it wants its staging, which else is memory of the host.
+    /// its first page: the UUID of the GPU on which it wants its staging, which else is memory of the host. Its
+    /// `groups` are those that the page's tensors make, in their order: all of a registration's, or none.
     Register {
         page: u32,
         pages: u32,
@@ -39,11 +43,22 @@ pub enum ClientFrame {
         tensors: Vec<Tensor>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staging_device: Option<String>,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        groups: Vec<Group>,
     },
-    /// Trainer: the registered memory holds `step` and stays as it is until `released`.
-    Publish { step: i64, world: String },
+    /// Trainer: the registered memory holds `step` and stays as it is until `released`. `extras`, of rank 0 alone, go
+    /// to every engine with the `commit` of this step, as they are.
+    Publish {
+        step: i64,
+        world: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        extras: Option<String>,
+    },
     /// Engine: stopped at a step boundary.
     Paused { round: RoundKey, record: EngineRecord },
+    /// Engine: of the commit's groups, the one of this number, counted over all pages, is what it serves from now on.
+    /// One frame each, in their order, before `committed`; nothing answers it.
+    Applied { round: RoundKey, group: u32 },
     /// Engine: live tensors hold the version; caches named were emptied.
     Committed { round: RoundKey, record: EngineRecord, caches_invalidated: Vec<String> },
     /// Engine: serves.
@@ -102,6 +117,29 @@ pub struct Tensor {
     pub pieces: Option<Vec<RecordedPiece>>,
 }
 
+/// Tensors that an engine processes together, as those of one module: so many that follow on the page.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Group {
+    /// The engine's name of it, once on a rank.
+    pub name: String,
+    /// What is to do beside copying.
+    pub class: GroupClass,
+    /// How many of the page's tensors, at least one.
+    pub tensors: u32,
+}
+
+/// What an engine has to do beside copying, for a group's new content to be what it serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GroupClass {
+    /// Nothing.
+    Direct,
+    /// It computes anew, in place, what derives from it.
+    Derived,
+    /// It makes another form of it: packed, quantised, transposed.
+    Apply,
+}
+
 /// A place in a registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -137,7 +175,15 @@ pub enum AgentFrame {
     /// Engine: stop at a step boundary, with requests in flight as said; the agent writes nothing into live tensors.
     Pause { round: RoundKey, version: Version, writes: Writes, in_flight: InFlight },
     /// Engine: copy staging to the live tensors, empty caches as said, remember `version` as live.
-    Commit { round: RoundKey, version: Version, copy: Copier, kv_cache: KvCache },
+    /// `extras` are what training rank 0 published beside the version.
+    Commit {
+        round: RoundKey,
+        version: Version,
+        copy: Copier,
+        kv_cache: KvCache,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        extras: Option<String>,
+    },
     /// Engine: serve `version`, and only if it is exactly what the live tensors hold.
     Resume { round: RoundKey, version: Version },
     /// Engine: the round is off; a quiet engine serves on.

@@ -38,7 +38,7 @@ class Callbacks:
     def apply(self, staging):
         self.live = {name: bytes(content) for name, content in staging.items()}
 
-    def commit(self, version, kv_cache):
+    def commit(self, version, kv_cache, extras):
         return []
 
     def resume(self, version):

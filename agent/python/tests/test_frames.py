@@ -36,9 +36,10 @@ class Documented(unittest.TestCase):
                 calls.append("pause")
 
             def apply(self, staging):
-                calls.append(("apply", {name: bytes(content) for name, content in staging.items()}))
+                for group in staging.groups():
+                    calls.append((group.name, group.kind, {name: bytes(content) for name, content in group.items()}))
 
-            def commit(self, version, kv_cache):
+            def commit(self, version, kv_cache, extras):
                 calls.append(("commit", version.step, kv_cache))
                 return ["prefix"]
 
@@ -47,7 +48,8 @@ class Documented(unittest.TestCase):
 
         with mock.patch.object(engine, "draw_instance", return_value="e1" * 16):
             tensors = [weightrefit.Tensor("w", "f32", (4, 4), (Piece("w", None, (((0, 0, 4),), ((0, 0, 4),))),))]
-            rank = weightrefit.Engine("default", "a", 0, tensors, Callbacks(), socket=listener.path)
+            groups = [weightrefit.Group("m", weightrefit.GroupClass.DIRECT, ("w",))]
+            rank = weightrefit.Engine("default", "a", 0, tensors, Callbacks(), groups=groups, socket=listener.path)
         self.addCleanup(rank.close)
         registering = threading.Thread(target=rank.register)
         registering.start()
@@ -68,11 +70,11 @@ class Documented(unittest.TestCase):
                 send_frame(peer, text)
         registering.join()
         self.assertEqual(rank.wait_served(7, fleet.PATIENCE).sum, "cfb51b7ff6b542322b3fbe66e3ab5a4d")
-        self.assertEqual(calls, [("apply", {"w": content}), ("commit", 7, weightrefit.KvCache.RESET), ("resume", 7)])
+        self.assertEqual(calls, [("m", weightrefit.GroupClass.DIRECT, {"w": content}), ("commit", 7, weightrefit.KvCache.RESET), ("resume", 7)])
 
     def test_what_trainers_and_drivers_send_is_what_the_page_shows(self):
         sent, *_ = blocks("json")
-        hello, first, second, publish, driver, refit, status, events = sent
+        hello, first, second, publish, more, driver, refit, status, events = sent
         listener = Listener(self)
         a, b = weightrefit.Memory(4096), weightrefit.Memory(64)
         placed = [
@@ -91,6 +93,10 @@ class Documented(unittest.TestCase):
         registering.join()
         rank.publish(7)
         self.assertEqual(read_frame(peer), publish)
+        send_frame(peer, '{"type":"released","step":7,"outcome":"Read"}')
+        rank.wait_released(fleet.PATIENCE)
+        rank.publish(8, extras={"scale": 0.5})
+        self.assertEqual(read_frame(peer), more)
         with mock.patch("weightrefit.driver.draw_instance", return_value="72" * 16):
             asking = weightrefit.Refit(socket=listener.path)
         self.addCleanup(asking.close)

@@ -86,6 +86,8 @@ class HostileFrames(unittest.TestCase):
             ('{"type":"pause","round":{"epoch":"1"}}', "has no int `epoch`"),
             ('{"type":"pause",%s,"inFlight":"Later"}' % ROUND, "has inFlight `Later`"),
             ('{"type":"commit",%s}' % ROUND, "has no dict `version`"),
+            (frame("commit", 1, 7)[:-1] + ',"extras":{}}', "has no str `extras`"),
+            (frame("commit", 1, 7)[:-1] + ',"extras":"{"}', "extras that are no JSON"),
             ('{"type":"resume",%s,"version":{}}' % ROUND, "has no int `run`"),
             ('{"type":"staging"}', "has no int `bytes`"),
             (STAGING % (64, PLACE % (0, 64)), "staging came with 0 descriptors"),
@@ -253,7 +255,7 @@ class EngineRules(unittest.TestCase):
     def apply(self, staging):
         self.calls.append("apply")
 
-    def commit(self, version, kv_cache):
+    def commit(self, version, kv_cache, extras):
         self.calls.append("commit")
         return []
 

@@ -219,6 +219,15 @@ class Recorded(unittest.TestCase):
         self.assertEqual(described, {tensor["name"]: (tensor["dtype"], tensor["shape"]) for tensor in want["tensors"]})
         return told
 
+    def assert_classes(self, told):
+        """Norms are served as they are copied. Which of the others vLLM packs depends on the processor."""
+        kinds = told["groups"]
+        norms = {name for name in kinds if name.endswith("norm")}
+        self.assertEqual({name for name, kind in kinds.items() if kind == "Direct"}, norms)
+        self.assertLessEqual(set(kinds.values()), {"Direct", "Derived", "Apply"})
+        self.assertEqual(list(kinds)[0], "model.embed_tokens", "in the order of the model")
+        return set(kinds.values())
+
     def assert_applied(self, recorder, second, **changes):
         """The second checkpoint by what was recorded, and back."""
         prompts = PROMPTS[:2]
@@ -235,6 +244,7 @@ class Recorded(unittest.TestCase):
         first, second = (qwen.model(seed).state_dict() for seed in (1, 2))
         recorder = self.recorder(first)
         told = self.assert_recorded(recorder, "vllm/qwen-dense", qwen.CONFIG)
+        self.assert_classes(told)
         self.assertEqual({name.rpartition(".")[2] for name in told["explained"]}, {"cos_sin_cache", "_k_scale", "_v_scale", "_q_scale", "_prob_scale"})
         for changes, name in [
             ({"without": ["model.norm.weight"]}, "model.norm.weight"),
@@ -250,13 +260,13 @@ class Recorded(unittest.TestCase):
     def test_experts_are_what_the_preset_says(self):
         first, second = (qwen.experts(seed) for seed in (1, 2))
         recorder = self.recorder(first, **qwen.EXPERTS)
-        self.assert_recorded(recorder, "vllm/qwen3-moe", qwen.EXPERTS)
+        self.assert_classes(self.assert_recorded(recorder, "vllm/qwen3-moe", qwen.EXPERTS))
         self.assert_applied(recorder, second, **qwen.EXPERTS)
 
     def test_weights_that_the_engine_packs_for_its_kernels_are_packed_again(self):
         first, second = (qwen.model(seed).state_dict() for seed in (1, 2))
         recorder = self.recorder(first, dtype="float32")
-        recorder.do("record")
+        self.assertIn("Apply", self.assert_classes(recorder.do("record")))
         self.assertIn([0], [shape for _, shape in recorder.do("pointers").values()], "live weights have another form")
         self.assert_applied(recorder, second)
 
@@ -419,6 +429,23 @@ class Refitted(BedTest):
         self.assert_same_words([clean], [other])
         with self.assertRaises(AssertionError, msg="what the old weights made of this prompt is used on"):
             self.assert_same_words([mixed], [want])
+
+    def test_later_requests_find_no_keys_and_values_of_old_weights_under_salt_by_version(self):
+        bed, engine = self.serving(commit={"kvCache": "SaltByVersion"})
+        prompt = PROMPTS[0]
+        ((old, _),) = engine.do("generate", prompts=[prompt], tokens=400)
+        self.trained(bed, 2)
+        self.begun(engine, prompt, 400)
+        self.published(bed, 2)
+        reason, kept = engine.do("finished", name="running")
+        same = next((at for at, (a, b) in enumerate(zip(kept, old)) if a != b), 400)
+        self.assertEqual((reason, len(kept)), ("length", 400))
+        self.assertTrue(20 < same < 400, f"{same} words of the old weights, then others")
+        ((tail, _),) = engine.do("generate", prompts=[prompt + kept[:same]], tokens=400 - same)
+        self.assertNotEqual(kept[same:], tail, "it went on with what the old weights had made of its words")
+        words = engine.do("generate", prompts=PROMPTS)
+        engine.end()
+        self.assert_same_words(words, bed.fresh(2)[0])
 
     def test_a_replica_that_is_killed_in_a_round_and_started_again_serves_what_the_other_serves(self):
         bed = self.bed({"type": "Registered"}, tensor_parallel=1, replicas=2)

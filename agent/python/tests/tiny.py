@@ -64,11 +64,11 @@ class TrainerRank:
     def register(self):
         self.client.register(self.placed, timeout=fleet.PATIENCE)
 
-    def publish(self, step):
+    def publish(self, step, extras=None):
         tensors = full(step)
         for placed in self.placed:
             placed.buffer[:] = training_part(tensors[placed.tensor.name], self.rank).tobytes()
-        self.client.publish(step)
+        self.client.publish(step, extras)
 
     def wait_released(self):
         return self.client.wait_released(fleet.PATIENCE)
@@ -102,7 +102,7 @@ class EngineRank:
         for name, content in staging.items():
             self.live[name][...] = np.frombuffer(content, np.uint16).reshape(self.live[name].shape)
 
-    def commit(self, version, kv_cache):
+    def commit(self, version, kv_cache, extras):
         self.told.append(kv_cache)
         self._called("commit")
         return ["prefix"]

@@ -62,6 +62,7 @@ class Recorder:
             "tensors": [
                 {"name": t.name, "dtype": t.dtype, "shape": t.shape, "pieces": [piece.json() for piece in t.pieces]} for t in recorded
             ],
+            "groups": {group.name: group.kind.value for group in self.live.groups},
             "explained": self.live.explained,
             "parameters": sorted(name for name, _ in self.module.named_parameters()),
             "moved": before != self.pointers(),
@@ -84,12 +85,23 @@ class Recorder:
                 where = torch.meshgrid(*(torch.tensor([to for to, _ in each]) for each in positions), indexing="ij")
                 whence = torch.meshgrid(*(torch.tensor([origin for _, origin in each]) for each in positions), indexing="ij")
                 part[where] = source[whence].to(local.dtype)
-            staging[tensor.name] = memoryview(bytearray(local.view(torch.uint8).numpy().tobytes())).toreadonly()
+            staging[tensor.name] = bytes(local.view(torch.uint8).numpy())
+        staging = self.staged(staging)
         with set_current_vllm_config(self.config):
             self.live.begin()
             self.live.apply(staging)
             self.live.finish()
         return {"moved": before != self.pointers()}
+
+    def staged(self, contents):
+        """As an agent would show it."""
+        tensors = {tensor.name: tensor for tensor in self.live.tensors}
+        placed = weightrefit.place(tensors.values())
+        for each in placed:
+            each.buffer[:] = contents[each.tensor.name]
+        entries = [{"name": each.tensor.name, "offset": each.offset, "bytes": each.tensor.nbytes} for each in placed]
+        memory = placed[0].memory
+        return weightrefit.Staging({"type": "staging", "bytes": memory.nbytes, "tensors": entries}, [memory.fd], tensors, self.live.groups)
 
     def generate(self, prompts, tokens=24):
         parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)

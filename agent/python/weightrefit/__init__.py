@@ -38,10 +38,10 @@ from .events import (
     RoundOpened,
     VersionAccepted,
 )
-from .memory import Memory, Placed, Staging, place
+from .memory import Memory, Placed, StagedGroup, Staging, place
 from .record import EngineState, InFlight, KvCache, Version
 from .report import RankStatus, ReplicaReport, Report, Status
-from .tensor import Tensor
+from .tensor import Group, GroupClass, Tensor
 from .trainer import Outcome, Trainer
 
 __all__ = [
@@ -54,6 +54,8 @@ __all__ = [
     "EngineState",
     "Event",
     "Events",
+    "Group",
+    "GroupClass",
     "InFlight",
     "KvCache",
     "MembershipChanged",
@@ -75,6 +77,7 @@ __all__ = [
     "Report",
     "RoundEnded",
     "RoundOpened",
+    "StagedGroup",
     "Staging",
     "Status",
     "Tensor",

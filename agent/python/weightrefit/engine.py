@@ -12,17 +12,18 @@ The rules are those of docs/protocol.md, section 7, as `core::round::engine` has
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .errors import Misuse
+from .errors import Misuse, ProtocolError
 from .memory import Staging
 from .record import EngineState, InFlight, KvCache, Record, Round, Version
 from .session import ABSENCE_SECONDS, Connected, Session, draw_instance
-from .tensor import Tensor
+from .tensor import Group, Tensor
 from .trainer import PAGE_TENSORS
-from .wire import Frame, choice
+from .wire import Frame, choice, field
 
 if TYPE_CHECKING:
     import asyncio
@@ -43,12 +44,13 @@ class EngineCallbacks(Protocol):
         that it still serves."""
 
     def apply(self, staging: Staging) -> Any:
-        """Copies all of `staging` to the live tensors, pads zeroed, and recomputes what derives from them. Raising
-        leaves the rank dirty: it does not serve until a later version was applied whole."""
+        """Copies all of `staging` to the live tensors, pads zeroed, and recomputes what derives from them. An engine
+        that has registered groups takes them one by one, `for group in staging.groups()`, to the last. Raising leaves
+        the rank dirty: it does not serve until a later version was applied whole."""
 
-    def commit(self, version: Version, kv_cache: KvCache) -> Any:
+    def commit(self, version: Version, kv_cache: KvCache, extras: Any) -> Any:
         """Empties the caches that `version` makes stale, and returns their names (`["prefix"]`). Keys and values are
-        among them as said."""
+        among them as said. `extras` is what training rank 0 published beside the version, or `None`."""
 
     def resume(self, version: Version) -> Any:
         """Serves `version`, which the live tensors hold."""
@@ -73,6 +75,7 @@ class Engine(Connected):
         tensors: Iterable[Tensor],
         callbacks: EngineCallbacks,
         *,
+        groups: Sequence[Group] = (),
         socket: str | None = None,
         absence: float = ABSENCE_SECONDS,
         loop: asyncio.AbstractEventLoop | None = None,
@@ -85,6 +88,8 @@ class Engine(Connected):
             rank: of this process in the replica.
             tensors: all local tensors that the layout gives this rank. The live ones stay private to this process.
             callbacks: what to do.
+            groups: tensors that are processed together, in the order in which `apply` takes them: all tensors, each
+                in one group. Without any, `apply` takes them as it likes.
             socket: the agent's socket; by default that of `WEIGHTREFIT_SOCKET`.
             absence: seconds without an agent after which `register` raises `AgentUnreachable`.
             loop: runs callbacks that are coroutine functions; it must run in another thread than `register` blocks.
@@ -93,6 +98,10 @@ class Engine(Connected):
         self.seat = f"inference/{pool}/{replica}/{rank}"
         self._place = {"pool": pool, "replica": replica, "rank": rank}
         self._tensors = {tensor.name: tensor for tensor in tensors}
+        self._groups = tuple(groups)
+        grouped = [name for group in self._groups for name in group.tensors]
+        if self._groups and (len(grouped) != len(self._tensors) or set(grouped) != set(self._tensors)):
+            raise Misuse("RegistrationMismatch", "groups do not have every tensor once", rank=self.seat)
         self._callbacks, self._loop, self._absence = callbacks, loop, absence
         self._record = Record(draw_instance())
         self._staging: Staging | None = None
@@ -136,7 +145,7 @@ class Engine(Connected):
             instance=self._record.instance,
             absence=self._absence,
             role=self._role,
-            pages=_pages(list(self._tensors.values())),
+            pages=_pages(self._tensors, self._groups),
             heard=self._heard,
             lost=self._lost,
         )
@@ -167,11 +176,11 @@ class Engine(Connected):
     def _heard(self, frame: Frame, fds: list[int]) -> None:
         kind = frame["type"]
         if kind == "staging":
-            self._staging = Staging(frame, fds, self._tensors)
+            self._staging = Staging(frame, fds, self._tensors, self._groups)
         elif kind == "pause":
             self._pause(Round.read(frame), choice(frame, "inFlight", InFlight))
         elif kind == "commit":
-            self._commit(Round.read(frame), Version.read(frame), choice(frame, "kvCache", KvCache))
+            self._commit(Round.read(frame), Version.read(frame), choice(frame, "kvCache", KvCache), _extras(frame))
         elif kind == "resume":
             self._resume(Round.read(frame), Version.read(frame))
         elif kind == "abort":
@@ -193,7 +202,7 @@ class Engine(Connected):
             self._become(EngineState.QUIET)
         self._answer("paused", round)
 
-    def _commit(self, round: Round, version: Version, kv_cache: KvCache) -> None:
+    def _commit(self, round: Round, version: Version, kv_cache: KvCache, extras: Any) -> None:
         record, staging = self._record, self._staging
         clean = record.state in (EngineState.QUIET, EngineState.APPLIED)
         if round < record.round:
@@ -212,9 +221,13 @@ class Engine(Connected):
             return self._callbacks.apply(staging)
 
         def empty() -> Any:
-            return self._callbacks.commit(version, kv_cache)
+            return self._callbacks.commit(version, kv_cache, extras)
 
-        error = self._do(take) or self._do(empty, caches.extend)
+        staging.begin(lambda group: self._tell_applied(round, group))
+        error = self._do(take)
+        if self._groups and staging.applying is not None:
+            return self._fail(round, f"ApplyFailed: group `{staging.applying}`: {error or 'it was not applied'}")
+        error = error or self._do(empty, caches.extend)
         if error is not None:
             return self._fail(round, f"ApplyFailed: {error}")
         record.live = version
@@ -271,6 +284,14 @@ class Engine(Connected):
             raise Misuse("Unsupported", "callbacks are coroutines and `Engine` was given no `loop`", rank=self.seat)
         return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result()
 
+    def _tell_applied(self, round: Round, group: int) -> None:
+        session = self._session
+        assert session is not None
+        if self._groups:
+            # An engine may apply on a thread of its own.
+            with session.changed:
+                session.send({"type": "applied", "round": round.json(), "group": group})
+
     def _answer(self, kind: str, round: Round, **more: Any) -> None:
         assert self._session is not None
         # Where it cannot be sent, the next hello carries the record.
@@ -281,21 +302,35 @@ class Engine(Connected):
         self._answer("failed", round, message=message)
 
 
-def _pages(tensors: list[Tensor]) -> list[tuple[Frame, list[int]]]:
-    chunks = [tensors[at : at + PAGE_TENSORS] for at in range(0, len(tensors), PAGE_TENSORS)] or [[]]
-    return [
-        (
-            {
-                "type": "register",
-                "page": number,
-                "pages": len(chunks),
-                "memories": [],
-                "tensors": [_described(tensor) for tensor in chunk],
-            },
-            [],
-        )
-        for number, chunk in enumerate(chunks)
-    ]
+def _extras(frame: Frame) -> Any:
+    if "extras" not in frame:
+        return None
+    try:
+        return json.loads(field(frame, "extras", str))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("Unsupported", f"frame `commit` has extras that are no JSON: {error}") from error
+
+
+def _pages(tensors: Mapping[str, Tensor], groups: Sequence[Group]) -> list[tuple[Frame, list[int]]]:
+    """Pages of whole groups; without groups, of tensors in their order."""
+    if not groups:
+        every = list(tensors.values())
+        pages = [(every[at : at + PAGE_TENSORS], []) for at in range(0, len(every), PAGE_TENSORS)] or [([], [])]
+    else:
+        pages = [([], [])]
+        for group in groups:
+            if pages[-1][0] and len(pages[-1][0]) + len(group.tensors) > PAGE_TENSORS:
+                pages.append(([], []))
+            pages[-1][0].extend(tensors[name] for name in group.tensors)
+            pages[-1][1].append({"name": group.name, "class": group.kind.value, "tensors": len(group.tensors)})
+    return [(_page((number, len(pages)), *page), []) for number, page in enumerate(pages)]
+
+
+def _page(place: tuple[int, int], tensors: list[Tensor], groups: list[Frame]) -> Frame:
+    number, pages = place
+    described = [_described(tensor) for tensor in tensors]
+    frame = {"type": "register", "page": number, "pages": pages, "memories": [], "tensors": described}
+    return frame | {"groups": groups} if groups else frame
 
 
 def _described(tensor: Tensor) -> Frame:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .device import DeviceMemory
 from .errors import Misuse, ProtocolError
-from .tensor import Tensor
+from .tensor import Group, GroupClass, Tensor
 from .wire import Frame, field
 
 # Where tensors begin in a memory: a cache line.
@@ -93,19 +93,10 @@ def place(tensors: Iterable[Tensor]) -> list[Placed]:
     return [Placed(tensor, memory, offset) for tensor, offset in zip(tensors, offsets)]
 
 
-class Staging(Mapping[str, memoryview]):
-    """New content of an engine rank's tensors, by name: read-only bytes, row-major, in the registered dtype.
+class _Content(Mapping[str, memoryview]):
+    """New content of tensors, by name."""
 
-    It is right only while `EngineCallbacks.apply` runs: copy out of it, keep nothing of it.
-    """
-
-    def __init__(self, frame: Frame, fds: list[int], tensors: Mapping[str, Tensor]):
-        """Maps what a `staging` frame brought; its descriptors stay the caller's.
-
-        Raises:
-            ProtocolError: the frame does not describe these tensors in that memory.
-        """
-        self._views = _views(frame, fds, tensors)
+    _views: Mapping[str, memoryview]
 
     def __getitem__(self, name: str) -> memoryview:
         return self._views[name]
@@ -115,6 +106,57 @@ class Staging(Mapping[str, memoryview]):
 
     def __len__(self) -> int:
         return len(self._views)
+
+
+class StagedGroup(_Content):
+    """New content of the tensors of one group, as in `Staging`.
+
+    Attributes:
+        name: of the group.
+        kind: what is to do beside copying.
+    """
+
+    def __init__(self, group: Group, views: Mapping[str, memoryview]):
+        self.name, self.kind, _ = group
+        self._views = {name: views[name] for name in group.tensors}
+
+
+class Staging(_Content):
+    """New content of an engine rank's tensors, by name: read-only bytes, row-major, in the registered dtype.
+
+    It is right only while `EngineCallbacks.apply` runs: copy out of it, keep nothing of it.
+    """
+
+    def __init__(self, frame: Frame, fds: list[int], tensors: Mapping[str, Tensor], groups: Sequence[Group] = ()):
+        """Maps what a `staging` frame brought; its descriptors stay the caller's.
+
+        Args:
+            groups: as they were registered; without any, all tensors are one.
+
+        Raises:
+            ProtocolError: the frame does not describe these tensors in that memory.
+        """
+        self._views = _views(frame, fds, tensors)
+        self._groups = groups or (Group("all", GroupClass.DIRECT, tuple(tensors)),)
+        self._applied = 0
+        self._heard: Callable[[int], None] = lambda group: None
+
+    def groups(self) -> Iterator[StagedGroup]:
+        """The groups in the order of their registration. Whoever asks for the next one has applied the last."""
+        for number, group in enumerate(self._groups):
+            self._applied = number
+            yield StagedGroup(group, self._views)
+            self._applied = number + 1
+            self._heard(number)
+
+    def begin(self, heard: Callable[[int], None]) -> None:
+        """From here on new content is applied, from its first group; `heard` is called with each that was."""
+        self._applied, self._heard = 0, heard
+
+    @property
+    def applying(self) -> str | None:
+        """Name of the first group that is not applied; `None` after the last."""
+        return self._groups[self._applied].name if self._applied < len(self._groups) else None
 
 
 def _views(frame: Frame, fds: list[int], tensors: Mapping[str, Tensor]) -> dict[str, memoryview]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import Misuse
@@ -57,3 +58,28 @@ class Tensor(_Described):
     def nbytes(self) -> int:
         """Bytes of its elements, without any padding."""
         return math.prod(self.shape) * DTYPES[self.dtype]
+
+
+class GroupClass(Enum):
+    """What an engine has to do beside copying, for new content of a group to be what it serves."""
+
+    DIRECT = "Direct"
+    """Nothing: what it serves from are these tensors."""
+    DERIVED = "Derived"
+    """It serves from these tensors, and from what it computes anew in place whenever they change."""
+    APPLY = "Apply"
+    """It serves another form of them: packed, quantised, transposed."""
+
+
+class Group(NamedTuple):
+    """Tensors that an engine rank processes together, such as those of one module.
+
+    Attributes:
+        name: unique on the rank; logs and messages have it.
+        kind: what is to do beside copying.
+        tensors: names of the tensors; each of the rank's is in one group.
+    """
+
+    name: str
+    kind: GroupClass
+    tensors: tuple[str, ...]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Iterable
 from enum import Enum
+from typing import Any
 
 from .codes import RETRIED
 from .errors import Misuse, PublishRefused, WeightrefitError
 from .memory import Placed
 from .session import ABSENCE_SECONDS, RETRY_SECONDS, Connected, Session, draw_instance
-from .wire import FRAME_FDS_MAX, Frame, choice, field
+from .wire import EXTRAS_BYTES_MAX, FRAME_FDS_MAX, Frame, choice, field
 
 # Tensors of one registration page: well below a frame's 16 MiB at the longest names.
 PAGE_TENSORS = 4096
@@ -70,6 +72,7 @@ class Trainer(Connected):
         # Step whose memory is not the trainer's, whether the agent of the present connection was told, and how the
         # last publication ended. Under the session's lock.
         self._outstanding: int | None = None
+        self._extras: str | None = None
         self._offered = False
         self._ended: Outcome | WeightrefitError | None = None
 
@@ -106,17 +109,20 @@ class Trainer(Connected):
         )
         self._register(session, timeout)
 
-    def publish(self, step: int) -> None:
+    def publish(self, step: int, extras: Any = None) -> None:
         """Promises that the registered memory holds `step` and stays as it is until `wait_released` returns.
 
         Returns at once. Where the agent is away, the step is published when it is back.
 
         Args:
             step: the trainer's step; grows in one world. All ranks publish the same steps.
+            extras: what every engine is given with this step's `commit`, such as scales of a quantised cache: anything
+                that JSON can say, of 64 KiB at most. Training rank 0 alone may give them.
         """
         if self._path is None:
             return
         step = operator.index(step)
+        said = None if extras is None else self._say(extras)
         session = self._open()
         with session.changed:
             if self._outstanding is not None:
@@ -124,7 +130,7 @@ class Trainer(Connected):
                 raise Misuse("SourceChanged", message, rank=self.seat)
             if session.end is not None:
                 raise session.end
-            self._outstanding, self._ended = step, None
+            self._outstanding, self._extras, self._ended = step, said, None
             self._offer(session)
 
     def wait_released(self, timeout: float | None = None) -> Outcome:
@@ -170,6 +176,17 @@ class Trainer(Connected):
             raise Misuse("RegistrationMismatch", "call `register` first", rank=self.seat)
         return self._session
 
+    def _say(self, extras: Any) -> str:
+        if self._rank != 0:
+            raise Misuse("Unsupported", "extras are training rank 0's to publish", rank=self.seat)
+        try:
+            said = json.dumps(extras, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise Misuse("Unsupported", f"extras are no JSON: {error}", rank=self.seat) from error
+        if (nbytes := len(said.encode())) > EXTRAS_BYTES_MAX:
+            raise Misuse("Unsupported", f"extras of {nbytes} bytes, where {EXTRAS_BYTES_MAX} are possible", rank=self.seat)
+        return said
+
     def _role(self) -> Frame:
         return {"kind": "trainer", "rank": self._rank, "world": self._world, "outstanding": self._outstanding}
 
@@ -177,7 +194,8 @@ class Trainer(Connected):
         """Tells the agent of the outstanding step, once a connection. Under the lock."""
         if self._outstanding is not None and session.registered and not self._offered:
             # Where it cannot be sent, the next connection offers it again.
-            self._offered = session.send({"type": "publish", "step": self._outstanding, "world": self._world})
+            frame = {"type": "publish", "step": self._outstanding, "world": self._world}
+            self._offered = session.send(frame if self._extras is None else frame | {"extras": self._extras})
 
     def _heard(self, frame: Frame, fds: list[int]) -> None:
         session, kind = self._open(), frame["type"]

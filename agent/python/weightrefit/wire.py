@@ -23,6 +23,9 @@ FRAME_BYTES_MAX = 16 << 20
 # Most descriptors on one frame.
 FRAME_FDS_MAX = 64
 
+# Longest extras, as JSON.
+EXTRAS_BYTES_MAX = 64 << 10
+
 # Bytes that are read at once: an announced length alone reserves nothing.
 _CHUNK_BYTES = 1 << 20
 

@@ -2,6 +2,7 @@
 
 use weightrefit_core::id::{Epoch, Incarnation, MemberId, Sha256};
 use weightrefit_core::round::message::{Header, Message};
+use weightrefit_proto::socket::EXTRAS_BYTES_MAX;
 use weightrefit_proto::v1;
 
 /// An envelope that is no message.
@@ -10,13 +11,20 @@ pub(super) enum EnvelopeError {
     /// A field of the header has the wrong size.
     #[error("header field {field} has {bytes} bytes")]
     Header { field: &'static str, bytes: usize },
+    /// Longer than a trainer may publish.
+    #[error("extras of {bytes} bytes, where {EXTRAS_BYTES_MAX} are possible")]
+    Extras { bytes: usize },
     /// The message.
     #[error("malformed message: {0}")]
     Message(#[from] serde_json::Error),
 }
 
-/// Packs a message.
-pub(super) fn pack(header: &Header, message: &Message) -> Result<v1::Envelope, EnvelopeError> {
+/// Packs a message, and what goes beside it.
+pub(super) fn pack(
+    header: &Header,
+    message: &Message,
+    extras: Option<&str>,
+) -> Result<v1::Envelope, EnvelopeError> {
     let header = v1::Header {
         refit_uid: header.refit_uid.to_string(),
         epoch: header.epoch.0,
@@ -26,16 +34,19 @@ pub(super) fn pack(header: &Header, message: &Message) -> Result<v1::Envelope, E
         from: header.from.0,
         to: header.to.0,
     };
-    Ok(v1::Envelope { header: Some(header), message: serde_json::to_vec(message)? })
+    let (message, extras) = (serde_json::to_vec(message)?, extras.map(str::to_owned));
+    Ok(v1::Envelope { header: Some(header), message, extras })
 }
 
 /// What keeps a quiet stream alive.
 pub(super) fn heartbeat() -> v1::Envelope {
-    v1::Envelope { header: None, message: Vec::new() }
+    v1::Envelope { header: None, message: Vec::new(), extras: None }
 }
 
 /// Unpacks a message; `None` for a heartbeat.
-pub(super) fn unpack(envelope: v1::Envelope) -> Result<Option<(Header, Message)>, EnvelopeError> {
+pub(super) fn unpack(
+    envelope: v1::Envelope,
+) -> Result<Option<(Header, Message, Option<String>)>, EnvelopeError> {
     let Some(header) = envelope.header else { return Ok(None) };
     let header = Header {
         refit_uid: header.refit_uid.into(),
@@ -46,7 +57,10 @@ pub(super) fn unpack(envelope: v1::Envelope) -> Result<Option<(Header, Message)>
         from: MemberId(header.from),
         to: MemberId(header.to),
     };
-    Ok(Some((header, serde_json::from_slice(&envelope.message)?)))
+    if let Some(bytes) = envelope.extras.as_ref().map(String::len).filter(|bytes| *bytes > EXTRAS_BYTES_MAX) {
+        return Err(EnvelopeError::Extras { bytes });
+    }
+    Ok(Some((header, serde_json::from_slice(&envelope.message)?, envelope.extras)))
 }
 
 fn incarnation(field: &'static str, bytes: &[u8]) -> Result<Incarnation, EnvelopeError> {
@@ -74,9 +88,11 @@ mod tests {
             to: MemberId(4),
         };
         let message = Message::Transfer { round: RoundId(9) };
-        let packed = pack(&header, &message).expect("packs");
-        let mut cut = packed.clone();
-        assert_eq!(unpack(packed).expect("unpacks"), Some((header, message)));
+        let packed = pack(&header, &message, Some("{}")).expect("packs");
+        let (mut cut, mut long) = (packed.clone(), packed.clone());
+        assert_eq!(unpack(packed).expect("unpacks"), Some((header, message, Some("{}".to_owned()))));
+        long.extras = Some("x".repeat(EXTRAS_BYTES_MAX + 1));
+        assert!(matches!(unpack(long), Err(EnvelopeError::Extras { .. })));
         assert_eq!(unpack(heartbeat()).expect("unpacks"), None);
         cut.message.truncate(5);
         assert!(matches!(unpack(cut.clone()), Err(EnvelopeError::Message(_))));

@@ -34,9 +34,9 @@ impl LinkSender {
     }
 
     /// Queues a message; never waits. False when the link is over or its peer does not read, which ends it.
-    pub(super) fn send(&mut self, header: &Header, message: &Message) -> bool {
+    pub(super) fn send(&mut self, header: &Header, message: &Message, extras: Option<&str>) -> bool {
         let Some(outgoing) = &self.outgoing else { return false };
-        let sent = match envelope::pack(header, message) {
+        let sent = match envelope::pack(header, message, extras) {
             Ok(envelope) => outgoing.try_send(envelope).is_ok(),
             Err(error) => {
                 tracing::error!(error = %error, "message cannot be packed");
@@ -74,7 +74,9 @@ pub(super) async fn read(
         };
         let event = match next {
             Ok(None) => continue,
-            Ok(Some((header, message))) => PeerEvent::Message { key, header, message: Box::new(message) },
+            Ok(Some((header, message, extras))) => {
+                PeerEvent::Message { key, header, message: Box::new(message), extras }
+            }
             Err(error) => {
                 tracing::warn!(peer = %key, error = %error, "peer refused");
                 break;

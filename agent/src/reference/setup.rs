@@ -83,8 +83,8 @@ pub(super) fn pages(
     let mut memories = Some(memories);
     let page = |(page, tensors)| {
         let memories = memories.take().unwrap_or_default();
-        let staging_device = staging_device.take();
-        ClientFrame::Register { page, pages, memories, tensors, staging_device }
+        let (staging_device, groups) = (staging_device.take(), Vec::new());
+        ClientFrame::Register { page, pages, memories, tensors, staging_device, groups }
     };
     (0..pages).zip(chunks).map(page).collect()
 }

@@ -202,7 +202,7 @@ impl Trainer {
 
     /// Where nobody listens any more, the step is published again on the next connection.
     fn publish(&self, connection: &Connection, step: i64) -> Result<(), ReferenceError> {
-        Ok(connection.send(&ClientFrame::Publish { step, world: self.world.clone() }, &[])?)
+        Ok(connection.send(&ClientFrame::Publish { step, world: self.world.clone(), extras: None }, &[])?)
     }
 
     /// Connects and registers; `outstanding` is the step that waits for its release.

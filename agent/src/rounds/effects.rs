@@ -42,8 +42,10 @@ impl RoundDriver {
             }
             Effect::Commit { slot, round, version } => {
                 self.show_staging(slot);
+                self.observer.committing(slot, round);
                 let kv_cache = self.plan.as_ref().map(|plan| plan.kv_cache).unwrap_or_default();
-                self.tell(slot, AgentFrame::Commit { round, version, copy: Copier::Client, kv_cache });
+                let (copy, extras) = (Copier::Client, self.extras.of(&version).map(str::to_owned));
+                self.tell(slot, AgentFrame::Commit { round, version, copy, kv_cache, extras });
             }
             Effect::Resume { slot, round, version } => {
                 self.tell(slot, AgentFrame::Resume { round, version });
@@ -65,7 +67,11 @@ impl RoundDriver {
     fn send(&mut self, header: &Header, message: &Message) {
         let member = self.plan.as_ref().and_then(|plan| plan.membership.member(header.to));
         let Some(key) = member.map(|member| member.key) else { return };
-        if !self.peers.send(key, header, message) {
+        let extras = match message {
+            Message::Propose { version, .. } => self.extras.of(version),
+            _ => None,
+        };
+        if !self.peers.send(key, header, message, extras) {
             self.observer.metrics.peer_messages_dropped.inc();
         }
     }
@@ -132,7 +138,12 @@ impl RoundDriver {
                 let answers = self.observer.waiters.refused(step, code);
                 self.answer(answers);
             }
-            other => self.observer.event(other),
+            other => {
+                if let Event::Accepted { version } = &other {
+                    self.extras.accept(version);
+                }
+                self.observer.event(other);
+            }
         }
     }
 

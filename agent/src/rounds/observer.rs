@@ -1,5 +1,6 @@
 //! What others see of this agent: metrics, probes, the state for the coordinator, answers for drivers.
 
+use super::applying::{Applying, OutOfOrder};
 use super::data::Data;
 use super::events::Events;
 use super::report::{named, phase_seconds};
@@ -19,7 +20,7 @@ use weightrefit_core::round::io::{Event, Input, Phase, RoundSummary, Slot};
 use weightrefit_core::round::message::{EngineRecord, EngineState, RoundKey, Version};
 use weightrefit_core::round::node::Node;
 use weightrefit_proto::report::{RoundOutcome, RoundReport};
-use weightrefit_proto::socket::DriverEvent;
+use weightrefit_proto::socket::{DriverEvent, Group, GroupClass};
 use weightrefit_proto::v1;
 
 /// One rank as others see it.
@@ -33,6 +34,7 @@ struct View {
     publishing_since: Option<Instant>,
     paused_since: Option<Instant>,
     minimum: u64,
+    applying: Applying,
 }
 
 /// The leader's view of how far the fleet is behind.
@@ -75,6 +77,7 @@ impl Observer {
             publishing_since: None,
             paused_since: None,
             minimum: 0,
+            applying: Applying::default(),
         };
         Self {
             metrics,
@@ -99,6 +102,7 @@ impl Observer {
                 if let Some(view) = self.view(*slot) {
                     view.registered = false;
                     view.paused_since = None;
+                    view.applying.forget();
                 }
             }
             Input::TrainerConnected { .. } => self.waiters.restarted(),
@@ -133,6 +137,35 @@ impl Observer {
             view.registered = result.is_ok();
             view.fault = result.err();
         }
+    }
+
+    /// What the slot's engine processes together.
+    pub(super) fn groups(&mut self, slot: Slot, groups: Vec<Group>) {
+        if let Some(view) = self.view(slot) {
+            view.applying = Applying::new(groups);
+        }
+    }
+
+    /// An engine is asked to commit.
+    pub(super) fn committing(&mut self, slot: Slot, round: RoundKey) {
+        if let Some(view) = self.view(slot) {
+            view.applying.begin(round, Instant::now());
+        }
+    }
+
+    /// An engine has applied a group.
+    pub(super) fn applied(&mut self, slot: Slot, round: RoundKey, group: u32) -> Result<(), OutOfOrder> {
+        let Some(view) = self.view(slot) else { return Ok(()) };
+        if let Some((class, took)) = view.applying.applied(round, group, Instant::now())? {
+            let class = [class_name(class)];
+            self.metrics.apply_seconds.with_label_values(&class).observe(took.as_secs_f64());
+        }
+        Ok(())
+    }
+
+    /// An engine has answered a commit; a group that it has not applied.
+    pub(super) fn committed(&mut self, slot: Slot, round: RoundKey) -> Option<String> {
+        self.view(slot)?.applying.end(round)
     }
 
     /// A trainer publishes.
@@ -277,6 +310,12 @@ impl Observer {
             let before = self.refusals.insert(code, count).unwrap_or(0);
             self.metrics.peer_refusals.with_label_values(&[code.name()]).inc_by(count.saturating_sub(before));
         }
+        for view in &mut self.views {
+            let View { seat, applying, .. } = view;
+            if let Some(group) = applying.slow(Instant::now()) {
+                tracing::warn!(%seat, group, "engine takes long to apply this");
+            }
+        }
         let accepted = self.lag.accepted;
         self.metrics.lag_seconds.set(accepted.map_or(0.0, |(_, since)| since.elapsed().as_secs_f64()));
         let steps = accepted.map_or(0, |(version, _)| match self.lag.committed {
@@ -378,6 +417,15 @@ const fn state_name(state: EngineState) -> &'static str {
         EngineState::Quiet => "Quiet",
         EngineState::Applied => "Applied",
         EngineState::Dirty => "Dirty",
+    }
+}
+
+/// As the agent socket spells it.
+const fn class_name(class: GroupClass) -> &'static str {
+    match class {
+        GroupClass::Direct => "Direct",
+        GroupClass::Derived => "Derived",
+        GroupClass::Apply => "Apply",
     }
 }
 

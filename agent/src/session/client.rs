@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::Incarnation;
-use weightrefit_proto::socket::{AgentFrame, ClientFrame, PROTOCOL, Role};
+use weightrefit_proto::socket::{AgentFrame, ClientFrame, EXTRAS_BYTES_MAX, PROTOCOL, Role};
 
 /// Number of a connection; never reused by this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -115,6 +115,8 @@ enum Refusal {
     Role { role: &'static str, frame: &'static str },
     #[error("`{0}` carries descriptors")]
     Descriptors(&'static str),
+    #[error("extras of {bytes} bytes, where {EXTRAS_BYTES_MAX} are possible")]
+    Extras { bytes: usize },
     #[error("world token of {bytes} bytes, where 1 to {} are possible", limits::WORLD_BYTES_MAX)]
     World { bytes: usize },
 }
@@ -128,6 +130,10 @@ impl Refusal {
             Self::NoHello | Self::Protocol(_) | Self::Role { .. } | Self::Descriptors(_) => {
                 Some((Code::Unsupported, "Send frames of protocol 1, as docs/agent-socket.md shows them."))
             }
+            Self::Extras { .. } => Some((
+                Code::Unsupported,
+                "Publish what is large as a tensor of the model: extras are for scales and settings.",
+            )),
             Self::World { .. } => Some((
                 Code::Unsupported,
                 "Draw the world token on rank 0 and spread it; without a process group use the launcher's restart id.",
@@ -200,9 +206,9 @@ async fn converse(
     while let Some((frame, fds)) = frame::read(read).await? {
         let name = kind.check(&frame)?;
         let event = match frame {
-            ClientFrame::Register { page, pages: of, memories, tensors, staging_device } => {
+            ClientFrame::Register { page, pages: of, memories, tensors, staging_device, groups } => {
                 wanted = wanted.or(staging_device);
-                match pages.add((page, of), memories, tensors, fds)? {
+                match pages.add((page, of), memories, (tensors, groups), fds)? {
                     Some(registration) => {
                         let registration = Registration { staging_device: wanted.take(), ..registration };
                         ClientEvent::Registered { client, registration }
@@ -212,8 +218,11 @@ async fn converse(
             }
             _ if !fds.is_empty() => return Err(Refusal::Descriptors(name)),
             frame => {
-                if let ClientFrame::Publish { world, .. } = &frame {
+                if let ClientFrame::Publish { world, extras, .. } = &frame {
                     check_world(world)?;
+                    if let Some(extras) = extras.as_ref().filter(|extras| extras.len() > EXTRAS_BYTES_MAX) {
+                        return Err(Refusal::Extras { bytes: extras.len() });
+                    }
                 }
                 ClientEvent::Frame { client, frame }
             }
@@ -252,9 +261,11 @@ impl Kind {
     fn check(self, frame: &ClientFrame) -> Result<&'static str, Refusal> {
         let (name, allowed) = match frame {
             ClientFrame::Hello { .. } => ("hello", false),
+            ClientFrame::Register { groups, .. } if !groups.is_empty() => ("groups", self == Self::Engine),
             ClientFrame::Register { .. } => ("register", self != Self::Driver),
             ClientFrame::Publish { .. } => ("publish", self == Self::Trainer),
             ClientFrame::Paused { .. } => ("paused", self == Self::Engine),
+            ClientFrame::Applied { .. } => ("applied", self == Self::Engine),
             ClientFrame::Committed { .. } => ("committed", self == Self::Engine),
             ClientFrame::Resumed { .. } => ("resumed", self == Self::Engine),
             ClientFrame::Aborted { .. } => ("aborted", self == Self::Engine),

@@ -1,6 +1,7 @@
 //! Registrations: pages put together, and compared with what the layout says the rank stores.
 
 use crate::limits;
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use weightrefit_core::code::Code;
@@ -8,7 +9,7 @@ use weightrefit_core::layout::recording::{self, RecordedPiece, RecordedTensor};
 use weightrefit_core::membership::Seat;
 use weightrefit_core::model::TensorTable;
 use weightrefit_core::region::{LocalTensor, RankRegions};
-use weightrefit_proto::socket::{Memory, Tensor};
+use weightrefit_proto::socket::{Group, Memory, Tensor};
 use weightrefit_proto::v1::{Claim, Recorded};
 
 /// What a client registered, all pages of it.
@@ -20,6 +21,8 @@ pub struct Registration {
     pub tensors: Vec<Tensor>,
     /// UUID of the GPU on which an engine wants its staging; `None` is memory of the host.
     pub staging_device: Option<String>,
+    /// What an engine processes together, in its order; empty where it does not say.
+    pub groups: Vec<Group>,
 }
 
 /// A registration that cannot be taken.
@@ -45,6 +48,24 @@ pub enum RegistrationError {
         /// Attached.
         fds: usize,
     },
+    /// Groups have all tensors of a page, or there are none on any page.
+    #[error("groups of page {page} have {grouped} of its {tensors} tensors")]
+    Groups {
+        /// Number of the page.
+        page: u32,
+        /// In groups.
+        grouped: u64,
+        /// On the page.
+        tensors: usize,
+    },
+    /// A group has a tensor, and a name of its own.
+    #[error("group `{name}` {what}")]
+    Group {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
     /// Too much.
     #[error("registration has more than {max} {what}")]
     TooMany {
@@ -68,7 +89,11 @@ impl RegistrationError {
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
-            Self::Page { .. } | Self::Descriptors { .. } | Self::TooMany { .. } => Code::Unsupported,
+            Self::Page { .. }
+            | Self::Descriptors { .. }
+            | Self::Groups { .. }
+            | Self::Group { .. }
+            | Self::TooMany { .. } => Code::Unsupported,
             Self::Differs { .. } => Code::RegistrationMismatch,
         }
     }
@@ -80,6 +105,7 @@ pub(super) struct Pages {
     next: u32,
     pages: u32,
     gathered: Registration,
+    names: BTreeSet<String>,
 }
 
 impl Pages {
@@ -88,7 +114,7 @@ impl Pages {
         &mut self,
         (page, pages): (u32, u32),
         memories: Vec<Memory>,
-        tensors: Vec<Tensor>,
+        (tensors, groups): (Vec<Tensor>, Vec<Group>),
         fds: Vec<OwnedFd>,
     ) -> Result<Option<Registration>, RegistrationError> {
         if self.next == 0 {
@@ -110,6 +136,21 @@ impl Pages {
         if let Some(&(what, _, max)) = bounds.iter().find(|(_, count, max)| count > max) {
             return Err(RegistrationError::TooMany { what, max });
         }
+        let grouped = groups.iter().map(|group| u64::from(group.tensors)).sum::<u64>();
+        let none = groups.is_empty() && all.groups.is_empty();
+        let whole = grouped == tensors.len() as u64 && all.groups.is_empty() == all.tensors.is_empty();
+        if !none && !whole {
+            return Err(RegistrationError::Groups { page, grouped, tensors: tensors.len() });
+        }
+        for group in &groups {
+            let what = match group.tensors {
+                0 => "has no tensor",
+                _ if !self.names.insert(group.name.clone()) => "comes twice",
+                _ => continue,
+            };
+            return Err(RegistrationError::Group { name: group.name.clone(), what });
+        }
+        all.groups.extend(groups);
         all.memories.extend(memories.into_iter().zip(fds));
         all.tensors.extend(tensors);
         self.next += 1;
@@ -235,6 +276,7 @@ fn piece_difference(given: &Tensor, want: &[RecordedPiece]) -> Option<String> {
 mod tests {
     use super::*;
     use weightrefit_core::dtype::DType;
+    use weightrefit_proto::socket::GroupClass;
 
     fn tensor(name: &str, dtype: DType, shape: &[u64]) -> Tensor {
         Tensor { name: name.to_owned(), dtype, shape: shape.to_vec(), at: None, pieces: None }
@@ -287,11 +329,11 @@ mod tests {
     #[test]
     fn pages_come_in_order_and_each_once() {
         let mut pages = Pages::default();
-        let page = |at| (at, vec![], vec![tensor(&format!("t{at}"), DType::U8, &[])]);
+        let page = |at| (at, vec![], (vec![tensor(&format!("t{at}"), DType::U8, &[])], vec![]));
         let (at, memories, tensors) = page(0);
         assert!(pages.add((at, 2), memories, tensors, vec![]).expect("first").is_none());
         for (at, of) in [(0, 2), (2, 2), (1, 3)] {
-            let error = pages.add((at, of), vec![], vec![], vec![]).expect_err("out of order");
+            let error = pages.add((at, of), vec![], (vec![], vec![]), vec![]).expect_err("out of order");
             assert!(
                 matches!(error, RegistrationError::Page { expected: 1, expected_pages: 2, .. }),
                 "{error}"
@@ -300,14 +342,45 @@ mod tests {
         let (at, memories, tensors) = page(1);
         let whole = pages.add((at, 2), memories, tensors, vec![]).expect("last").expect("whole");
         assert_eq!(whole.tensors.len(), 2);
-        assert!(pages.add((0, 1), vec![], vec![], vec![]).expect("again").is_some());
+        assert!(pages.add((0, 1), vec![], (vec![], vec![]), vec![]).expect("again").is_some());
+    }
+
+    #[test]
+    fn groups_have_every_tensor_once() {
+        let group = |name: &str, tensors| Group { name: name.to_owned(), class: GroupClass::Apply, tensors };
+        let some = |count| (0..count).map(|n| tensor(&format!("t{n}"), DType::U8, &[])).collect::<Vec<_>>();
+        let add = |pages: [(usize, Vec<Group>); 2]| {
+            let mut all = Pages::default();
+            let mut last = Ok(None);
+            for (at, (count, groups)) in (0..).zip(pages) {
+                last = all.add((at, 2), vec![], (some(count), groups), vec![]);
+                if last.is_err() {
+                    break;
+                }
+            }
+            last.map(|whole| whole.expect("whole").groups.len()).map_err(|error| error.to_string())
+        };
+        assert_eq!(add([(3, vec![group("a", 2), group("b", 1)]), (1, vec![group("c", 1)])]), Ok(3));
+        assert_eq!(add([(3, vec![]), (1, vec![])]), Ok(0));
+        let rows = [
+            ([(3, vec![group("a", 2)]), (1, vec![])], "groups of page 0 have 2 of its 3 tensors"),
+            ([(1, vec![group("a", 1)]), (1, vec![])], "groups of page 1 have 0 of its 1 tensors"),
+            ([(1, vec![]), (1, vec![group("a", 1)])], "groups of page 1 have 1 of its 1 tensors"),
+            ([(1, vec![group("a", 1)]), (1, vec![group("a", 1)])], "group `a` comes twice"),
+            ([(1, vec![group("a", 1), group("b", 0)]), (0, vec![])], "group `b` has no tensor"),
+        ];
+        for (pages, want) in rows {
+            assert_eq!(add(pages).expect_err(want), want);
+        }
     }
 
     #[test]
     fn memories_and_descriptors_are_as_many() {
-        let error = Pages::default().add((0, 1), vec![Memory { bytes: 1, device: None }], vec![], vec![]);
+        let memories = vec![Memory { bytes: 1, device: None }];
+        let error = Pages::default().add((0, 1), memories, (vec![], vec![]), vec![]);
         assert_eq!(error.expect_err("refused"), RegistrationError::Descriptors { memories: 1, fds: 0 });
-        let error = Pages::default().add((0, u32::MAX), vec![], vec![], vec![]).expect_err("refused");
+        let error =
+            Pages::default().add((0, u32::MAX), vec![], (vec![], vec![]), vec![]).expect_err("refused");
         assert!(matches!(error, RegistrationError::TooMany { what: "pages", .. }), "{error}");
     }
 

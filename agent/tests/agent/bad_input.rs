@@ -65,7 +65,7 @@ fn raw(json: &str) -> Vec<u8> {
 }
 
 fn register(page: u32, pages: u32, memories: Vec<Memory>) -> ClientFrame {
-    ClientFrame::Register { page, pages, memories, tensors: vec![], staging_device: None }
+    ClientFrame::Register { page, pages, memories, tensors: vec![], staging_device: None, groups: vec![] }
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn what_is_no_frame_of_protocol_1_is_refused_and_others_go_on() {
     let agent = Agent::start(&coordinator, "trainer", &["training/0"]);
     let driver = || hello(Role::Driver {});
     let engine = Role::Engine { pool: "p".into(), replica: "r".into(), rank: Rank(0), record: record() };
-    let publish = ClientFrame::Publish { step: 1, world: "w1".into() };
+    let publish = ClientFrame::Publish { step: 1, world: "w1".into(), extras: None };
     let long_world = Role::Trainer { rank: Rank(0), world: "w".repeat(65), outstanding: None };
     let no_world = Role::Trainer { rank: Rank(0), world: String::new(), outstanding: None };
     let rows = [
@@ -201,6 +201,7 @@ fn registrations_that_do_not_fit_are_refused_with_what_differs() {
             memories,
             tensors: vec![tensor],
             staging_device: None,
+            groups: vec![],
         };
         client.send(&page, &[memory.as_fd()]);
         assert_eq!(refusal(&mut client), Some(Code::RegistrationMismatch), "{name}");
@@ -234,7 +235,7 @@ fn a_rank_has_one_client() {
     };
     let memories = vec![Memory { bytes: 128, device: None }];
     third.send(
-        &ClientFrame::Register { page: 0, pages: 1, memories, tensors: vec![tensor], staging_device: None },
+        &ClientFrame::Register { page: 0, pages: 1, memories, tensors: vec![tensor], staging_device: None, groups: vec![] },
         &[memory.as_fd()],
     );
     assert_eq!(third.expect("registration"), AgentFrame::Registered {});

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod following;
+mod groups;
 mod reference;
 mod refit;
 mod socket_document;

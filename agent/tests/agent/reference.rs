@@ -102,7 +102,7 @@ fn an_unattended_trainer_publishes_step_after_step_on_all_its_ranks_until_it_is_
     for step in 1..4 {
         for (rank, agent) in &mut ranks {
             let published = receive(agent);
-            let wanted = ClientFrame::Publish { step, world: worlds[0].clone() };
+            let wanted = ClientFrame::Publish { step, world: worlds[0].clone(), extras: None };
             assert_eq!(published, wanted, "{rank:?}");
             send(agent, &AgentFrame::Released { step, outcome: ReleaseKind::Read });
         }

@@ -83,12 +83,13 @@ fn a_member_says_only_what_its_role_and_epoch_allow() {
         let envelope = v1::Envelope {
             header: Some(header.on_the_wire()),
             message: serde_json::to_vec(message).expect("JSON"),
+            extras: None,
         };
         runtime.block_on(sender.send(envelope)).expect("the link lives");
         wait_for(name, || (engine_agent.metric(&metric) > before).then_some(()));
     }
     // What is no message ends the link.
-    let envelope = v1::Envelope { header: Some(good.on_the_wire()), message: b"{}".to_vec() };
+    let envelope = v1::Envelope { header: Some(good.on_the_wire()), message: b"{}".to_vec(), extras: None };
     runtime.block_on(sender.send(envelope)).expect("the link lives");
     wait_for("end of the link", || sender.is_closed().then_some(()));
     // Nothing of it has changed anything: replica a takes the next step as if nobody had spoken.

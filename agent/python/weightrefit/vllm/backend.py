@@ -106,7 +106,7 @@ class _Rank:
         self._lock = threading.Lock()
         self._staging: Staging | None = None
         self._failed: Exception | None = None
-        self._engine = Engine(info.pool, info.replica, number, registered, self, socket=info.agent)
+        self._engine = Engine(info.pool, info.replica, number, registered, self, groups=live.groups, socket=info.agent)
         # Waiting for a membership must not keep the worker from its other calls.
         threading.Thread(target=self._register, name="weightrefit register", daemon=True).start()
 
@@ -148,8 +148,9 @@ class _Rank:
         if self._failed is not None:
             raise self._failed
 
-    def commit(self, version: Version, kv_cache: KvCache) -> list[str]:
-        return self._channel.ask("commit", run=version.run, step=version.step, kv_cache=kv_cache.value)["caches"]
+    def commit(self, version: Version, kv_cache: KvCache, extras: Any) -> list[str]:
+        of = {"run": version.run, "step": version.step, "kv_cache": kv_cache.value, "extras": extras}
+        return self._channel.ask("commit", **of)["caches"]
 
     def resume(self, version: Version) -> None:
         self._channel.ask("resume", run=version.run, step=version.step)

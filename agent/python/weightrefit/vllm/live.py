@@ -26,9 +26,10 @@ from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffe
 from vllm.platforms import current_platform
 
 from ..errors import Misuse
+from ..memory import Staging
 from ..pytorch import TORCH_DTYPES, read_only
 from ..recording import complete
-from ..tensor import Tensor
+from ..tensor import Group, GroupClass, Tensor
 from ..tracing import Tracing
 
 logger = logging.getLogger("weightrefit")
@@ -39,15 +40,19 @@ class LiveModel:
 
     Attributes:
         tensors: what to register, once `record` has run.
+        groups: the same by module, in the order in which they are applied.
         explained: tensors of the model that no version changes, with the reason.
     """
 
     def __init__(self, model: torch.nn.Module, model_config: Any, device: torch.device):
         self._model, self._model_config, self._device = model, model_config, device
         self.tensors: list[Tensor] = []
+        self.groups: list[Group] = []
         self.explained: dict[str, str] = {}
         # Name of a parameter -> all modules that hold it, with its name there: tied ones are staged once.
         self._places: dict[str, list[tuple[torch.nn.Module, str]]] = {}
+        # Modules in another form than their load format, or that are processed after a load.
+        self._processed: dict[torch.nn.Module, GroupClass] = {}
 
     @torch.no_grad()
     def record(self, checkpoint: Iterable[Tensor]) -> list[Tensor]:
@@ -70,6 +75,7 @@ class LiveModel:
         self.explained.update({name: "a buffer that no checkpoint has: the engine makes it itself" for name in buffers})
         unused = [name for name, _ in sources if name not in tracing.used]
         self.tensors = complete(recorded.values(), self.explained, unused)
+        self.groups = self._grouped()
         for name, reason in self.explained.items():
             logger.debug("`%s` stays as it is: %s", name, reason)
         return self.tensors
@@ -97,22 +103,62 @@ class LiveModel:
                 info.reset()
 
     @torch.no_grad()
-    def apply(self, staging: Mapping[str, memoryview]) -> None:
-        """Makes staged content what the model serves, module by module. After `begin`.
+    def apply(self, staging: Staging) -> None:
+        """Makes staged content what the model serves, group by group. After `begin`.
 
         Raises:
             Misuse: `PointerMoved`, where the engine's processing left a module other tensors than before.
         """
-        modules: dict[torch.nn.Module, dict[str, torch.Tensor]] = {}
-        for tensor in self.tensors:
-            content = read_only(staging[tensor.name], TORCH_DTYPES[tensor.dtype]) if tensor.nbytes else torch.empty(0)
-            for module, key in self._places[tensor.name]:
-                modules.setdefault(module, {})[key] = content.view(tensor.shape)
+        tensors = {tensor.name: tensor for tensor in self.tensors}
         with self._device:
-            for module, contents in modules.items():
-                self._apply_module(module, contents)
+            for group in staging.groups():
+                modules: dict[torch.nn.Module, dict[str, torch.Tensor]] = {}
+                for name, staged in group.items():
+                    tensor = tensors[name]
+                    content = read_only(staged, TORCH_DTYPES[tensor.dtype]) if tensor.nbytes else torch.empty(0)
+                    for module, key in self._places[name]:
+                        modules.setdefault(module, {})[key] = content.view(tensor.shape)
+                for module, contents in modules.items():
+                    if group.kind is GroupClass.DIRECT:
+                        self._copy(module, contents)
+                    else:
+                        self._process(module, contents)
 
-    def _apply_module(self, module: torch.nn.Module, contents: Mapping[str, torch.Tensor]) -> None:
+    def _grouped(self) -> list[Group]:
+        """Tensors of one module are one group; so are modules that share one."""
+        groups: list[list[str]] = []
+        of: dict[torch.nn.Module, list[str]] = {}
+        for tensor in self.tensors:
+            modules = [module for module, _ in self._places[tensor.name]]
+            joined = [of[module] for module in modules if module in of]
+            names = joined[0] if joined else []
+            if not joined:
+                groups.append(names)
+            for other in joined[1:]:
+                if other is not names:
+                    groups.remove(other)
+                    names += other
+                    of.update({module: names for module in of if of[module] is other})
+            names.append(tensor.name)
+            of.update(dict.fromkeys(modules, names))
+        kinds: dict[int, set[GroupClass]] = {id(names): set() for names in groups}
+        for module, names in of.items():
+            kinds[id(names)].add(self._processed.get(module, GroupClass.DIRECT))
+        most = (GroupClass.APPLY, GroupClass.DERIVED, GroupClass.DIRECT)
+        return [
+            Group(names[0].rpartition(".")[0] or names[0], next(kind for kind in most if kind in kinds[id(names)]), tuple(names))
+            for names in groups
+        ]
+
+    def _copy(self, module: torch.nn.Module, contents: Mapping[str, torch.Tensor]) -> None:
+        """What it serves from has the load format, and nothing is made of it."""
+        info = get_layerwise_info(module)
+        _place_kernel_tensors(module, info)
+        info.reset()
+        for name, content in contents.items():
+            getattr(module, name).data.copy_(content)
+
+    def _process(self, module: torch.nn.Module, contents: Mapping[str, torch.Tensor]) -> None:
         info = get_layerwise_info(module)
         kernel = {**info.kernel_tensors[0], **info.kernel_tensors[1]}
         addresses = {name: tensor.data_ptr() for name, tensor in kernel.items()}
@@ -159,6 +205,11 @@ class LiveModel:
                 for key, tensor in {**module._parameters, **module._buffers}.items():
                     if tensor is not None:
                         found.append((path, module, key, tensor, live[path].get(key)))
+            self._processed = {}
+            for _, module, _, tensor, served in found:
+                kind = _kind(module, tensor, served)
+                if kind is not GroupClass.DIRECT and self._processed.get(module) is not GroupClass.APPLY:
+                    self._processed[module] = kind
             yield found
         finally:
             for module in modules.values():
@@ -180,3 +231,12 @@ class LiveModel:
                 continue
             self._places[name] = [(module, key)]
             tracing.target(name, tensor)
+
+
+def _kind(module: torch.nn.Module, loaded: torch.Tensor, served: torch.Tensor | None) -> GroupClass:
+    """What stands between a tensor as it is loaded and as it is served."""
+    if served is None or (loaded.shape, loaded.dtype, loaded.stride()) != (served.shape, served.dtype, served.stride()):
+        return GroupClass.APPLY
+    processes = getattr(type(getattr(module, "quant_method", None)), "process_weights_after_loading", None)
+    idle = processes is None or processes is QuantizeMethodBase.process_weights_after_loading
+    return GroupClass.DIRECT if idle and not hasattr(module, "process_weights_after_loading") else GroupClass.DERIVED

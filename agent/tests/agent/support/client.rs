@@ -104,6 +104,7 @@ impl Trainer {
             memories,
             tensors: vec![tensor],
             staging_device: None,
+            groups: vec![],
         };
         client.send(&page, &[memory.as_fd()]);
         Self { client, memory: File::from(memory) }
@@ -119,7 +120,7 @@ impl Trainer {
     pub(crate) fn publish(&mut self, step: i64, values: &[f32]) {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.memory.write_all_at(&bytes, 0).expect("room");
-        self.client.send(&ClientFrame::Publish { step, world: "w1".to_owned() }, &[]);
+        self.client.send(&ClientFrame::Publish { step, world: "w1".to_owned(), extras: None }, &[]);
     }
 }
 
@@ -152,6 +153,7 @@ impl Engine {
                 memories: vec![],
                 tensors: vec![tensor],
                 staging_device: None,
+                groups: vec![],
             },
             &[],
         );
