@@ -88,6 +88,8 @@ pub enum KvCache {
     Reset,
     /// They are used on.
     Keep,
+    /// Requests that run use theirs on; those that come later find none that older weights made.
+    SaltByVersion,
 }
 
 /// Whether bytes may go by NCCL.

@@ -2,7 +2,7 @@
 //! nobody learns it from an agent.
 
 use crate::api::policy::{
-    CommitMode, Encryption, KvCache, OnExceeded, OnReplicaFailure, PublishMode, ServingType, StagingLocation,
+    CommitMode, Encryption, OnExceeded, OnReplicaFailure, PublishMode, ServingType, StagingLocation,
     StrategyType, Transport, Verification,
 };
 use crate::api::problem::{FieldPath, Problem};
@@ -34,11 +34,6 @@ pub fn check(spec: &WeightRefitSpec) -> Result<(), (FieldPath, Problem)> {
             "commit.stagingLocation",
             matches!(commit.staging_location, StagingLocation::Device).then_some("Device"),
             "Tensors lie in host memory here: choose `stagingLocation: Auto` or `Host`.",
-        ),
-        (
-            "commit.kvCache",
-            matches!(commit.kv_cache, KvCache::SaltByVersion).then_some("SaltByVersion"),
-            "Choose `kvCache: Reset` or `Keep`.",
         ),
         (
             "commit.onReplicaFailure",

@@ -43,9 +43,9 @@ impl ResolvedRefit {
                     InFlight::Abort => refit::InFlight::Abort,
                 },
                 kv_cache: match self.spec.commit.kv_cache {
-                    // Salted entries are refused before; forgotten ones are not found either.
-                    KvCache::Reset | KvCache::SaltByVersion => refit::KvCache::Reset,
+                    KvCache::Reset => refit::KvCache::Reset,
                     KvCache::Keep => refit::KvCache::Keep,
+                    KvCache::SaltByVersion => refit::KvCache::SaltByVersion,
                 },
             },
         }

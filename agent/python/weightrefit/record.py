@@ -84,6 +84,8 @@ class KvCache(Enum):
     """They are forgotten, those of kept requests too."""
     KEEP = "Keep"
     """They are used on."""
+    SALT_BY_VERSION = "SaltByVersion"
+    """Requests that run use theirs on; those that come later find none of them."""
 
 
 class Record:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import struct
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -58,6 +59,7 @@ class Controller:
         socket: str | None = None,
         checkpoint: str | None = None,
         cast: bool = False,
+        extras: Callable[[Any], Awaitable[None]] | None = None,
     ):
         """Does nothing yet.
 
@@ -68,14 +70,17 @@ class Controller:
             socket: the agent's; by default that of `WEIGHTREFIT_SOCKET`.
             checkpoint: directory whose safetensors files say which tensors the model has; by default the model's own.
             cast: let an engine hold a float32 checkpoint in its own, smaller dtype.
+            extras: called with what training rank 0 published beside a version, while the engine is paused and holds
+                that version; raising keeps it paused.
         """
         self._engine, self._pool, self._replica = engine, pool, replica
         self._agent = socket_path(socket)
-        self._checkpoint, self._cast = checkpoint, cast
+        self._checkpoint, self._cast, self._take_extras = checkpoint, cast, extras
         self._seats: dict[int, _Seat] = {}
         self._present = asyncio.Condition()
         self._turn = asyncio.Lock()
         self._paused = self._stale = False
+        self._salts: _Salts | None = None
         self._server: asyncio.Server | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self.explained: dict[str, str] = {}
@@ -212,11 +217,16 @@ class Controller:
         return {"type": "done"}
 
     async def _commit_rank(self, rank: int, seat: _Seat, frame: Frame) -> Frame:
-        reset = choice(frame, "kv_cache", KvCache) is KvCache.RESET
+        kv_cache = choice(frame, "kv_cache", KvCache)
+        reset = kv_cache is KvCache.RESET
         async with self._turn:
             if self._stale and reset:
                 await self._reset_caches()
+            if self._stale and self._take_extras is not None and frame["extras"] is not None:
+                await self._take_extras(frame["extras"])
             self._stale = False
+            if kv_cache is KvCache.SALT_BY_VERSION and self._salts is None:
+                self._salts = _Salts(self._engine)
         self.version = f"{frame['run']}.{frame['step']}"
         return {"type": "done", "caches": ["prefix", "multimodal", "encoder"] if reset else []}
 
@@ -233,6 +243,8 @@ class Controller:
     async def _pause(self, in_flight: InFlight) -> None:
         async with self._turn:
             if not self._paused:
+                if self._salts is not None:
+                    self._salts.turn()
                 await self._engine.pause_generation(mode=_PAUSES[in_flight], clear_cache=False)
                 self._paused = True
 
@@ -267,6 +279,26 @@ class Controller:
             applied, seat.applied = seat.applied, None
             if applied is not None and not applied.done():
                 applied.set_result(None) if error is None else applied.set_exception(error)
+
+
+class _Salts:
+    """Requests find in the prefix cache only what requests since the last pause have put there: each is given a salt that
+    changes with every pause, when it goes to the engine. Those that come during a pause run after it, so they have the
+    new one already; a round that is called off costs what the cache holds, and no more."""
+
+    def __init__(self, engine: Any):
+        self._salt = secrets.token_hex(8)
+        self._send = engine.engine_core.add_request_async
+        engine.engine_core.add_request_async = self._add
+
+    def turn(self) -> None:
+        """What came until now is not found by what comes from now on."""
+        self._salt = secrets.token_hex(8)
+
+    async def _add(self, request: Any) -> None:
+        own = request.cache_salt
+        request.cache_salt = self._salt if own is None else f"{self._salt}/{own}"
+        await self._send(request)
 
 
 async def _receive(reader: asyncio.StreamReader) -> Frame | None:
