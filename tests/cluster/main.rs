@@ -23,6 +23,7 @@ mod operator;
 mod pods;
 mod process;
 mod readiness;
+mod recorded;
 mod rogue;
 mod watched;
 mod workloads;

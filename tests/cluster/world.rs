@@ -46,6 +46,8 @@ pub(crate) struct World {
     is_of_host_network: bool,
     /// Namespaces that its operators look at: its own, and those that were added.
     watched: Vec<String>,
+    /// The pool's layout is what its engines register.
+    is_recorded: bool,
     pods: BTreeMap<String, Pod>,
     starts: u32,
     worlds: u32,
@@ -107,6 +109,7 @@ impl World {
             is_gated: false,
             is_of_host_network: false,
             watched: vec![namespace.to_owned()],
+            is_recorded: false,
             pods: BTreeMap::new(),
             starts: 0,
             worlds: 0,
@@ -134,6 +137,11 @@ impl World {
         self.is_of_host_network = true;
     }
 
+    /// The refit says nothing of the pool's layout from now on, and engines register it.
+    pub(crate) fn record_layouts(&mut self) {
+        self.is_recorded = true;
+    }
+
     /// The namespace permits the account of a side.
     pub(crate) fn consent(&self, side: Side) {
         let verb = if side == Side::Training { "publish" } else { "receive" };
@@ -151,7 +159,15 @@ impl World {
     }
 
     pub(crate) fn apply(&self) {
-        self.bed.send("apply", self.documents());
+        let mut documents = self.documents();
+        if self.is_recorded {
+            let (head, rest) = documents.split_once("  inference:").expect("a pool");
+            let (pool, rest) = rest.split_once("      layout:").expect("a layout");
+            let (_, tail) = rest.split_once("\n  transfer:").expect("what follows");
+            documents =
+                format!("{head}  inference:{pool}      layout: {{type: Registered}}\n  transfer:{tail}");
+        }
+        self.bed.send("apply", documents);
     }
 
     /// Operators find the API server at this URL from now on.
@@ -363,6 +379,7 @@ impl World {
                         &rank.to_string(),
                     ]);
                     command.arg("--replica-socket").arg(self.path(&format!("{name}.replica")));
+                    command.args(self.is_recorded.then_some("--record"));
                 }
             }
             clients.push(Process::start(command, self.path(&format!("{name}-{rank}-{}.log", self.starts))));

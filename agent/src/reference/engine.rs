@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 use weightrefit_core::id::{Incarnation, Rank};
+use weightrefit_core::layout::recording::RecordedTensor;
 use weightrefit_core::round::engine::{EngineAction, EngineAnswer, EngineClient, EngineInput};
 use weightrefit_core::round::message::Version;
 use weightrefit_proto::reference::Told;
@@ -47,6 +48,9 @@ pub struct EngineArgs {
     /// Say that the forward loop has stopped, and do not stop it.
     #[arg(long)]
     ignore_pause: bool,
+    /// Register what lies where, as an engine does that has recorded its own loader.
+    #[arg(long)]
+    record: bool,
 }
 
 /// Runs until its input ends.
@@ -60,7 +64,7 @@ pub(super) fn run(args: &EngineArgs) -> Result<(), ReferenceError> {
     };
     input::read_commands(Commands::AtEnd(Box::new(at_end)), &args.rank)?;
     let refit = setup::Refit::read(&args.rank)?;
-    let (shard, ranks) = refit.inference_shard(&args.pool, Rank(args.replica_rank))?;
+    let (shard, recorded, ranks) = refit.inference_shard(&args.pool, Rank(args.replica_rank))?;
     let live: Arc<Vec<_>> =
         Arc::new(shard.locals.iter().map(|local| LiveTensor::new(local.bytes())).collect());
     let gate = Arc::new(Gate::default());
@@ -80,6 +84,7 @@ pub(super) fn run(args: &EngineArgs) -> Result<(), ReferenceError> {
     let engine = Engine {
         args,
         shard,
+        recorded,
         live,
         gate,
         counts,
@@ -96,6 +101,7 @@ pub(super) fn run(args: &EngineArgs) -> Result<(), ReferenceError> {
 struct Engine<'a> {
     args: &'a EngineArgs,
     shard: Shard,
+    recorded: Vec<RecordedTensor>,
     live: Arc<Vec<LiveTensor>>,
     gate: Arc<Gate>,
     counts: Arc<Counts>,
@@ -145,15 +151,11 @@ impl Engine<'_> {
         let (pool, replica, rank) = (pool.clone(), replica.clone(), Rank(*replica_rank));
         let role = Role::Engine { pool, replica, rank, record: self.client.record() };
         connection.send(&ClientFrame::Hello { protocol: PROTOCOL, instance: self.instance, role }, &[])?;
-        let tensors = (self.shard.locals.iter())
-            .map(|local| Tensor {
-                name: local.tensor.name.clone(),
-                dtype: local.tensor.dtype,
-                shape: local.tensor.shape.clone(),
-                at: None,
-                pieces: None,
-            })
-            .collect();
+        let tensor = |recorded: &RecordedTensor| {
+            let RecordedTensor { name, dtype, shape, pieces } = recorded.clone();
+            Tensor { name, dtype, shape, at: None, pieces: self.args.record.then_some(pieces) }
+        };
+        let tensors = self.recorded.iter().map(tensor).collect();
         let device = self.context.as_ref().map(|context| context.device().uuid.clone());
         setup::pages(tensors, Vec::new(), device).iter().try_for_each(|page| connection.send(page, &[]))?;
         Ok(connection)

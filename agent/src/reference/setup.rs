@@ -6,6 +6,7 @@ use super::{RankArgs, ReferenceError};
 use std::collections::BTreeMap;
 use weightrefit_core::dtype::DType;
 use weightrefit_core::id::{Rank, TensorId};
+use weightrefit_core::layout::recording::{self, RecordedTensor};
 use weightrefit_core::layout::{Document, Layout};
 use weightrefit_core::model::TensorTable;
 use weightrefit_core::region::RankRegions;
@@ -38,12 +39,17 @@ impl Refit {
         self.shard(&self.training.rank_regions(rank)?)
     }
 
-    /// The shard, and the number of ranks of a replica.
-    pub(super) fn inference_shard(&self, pool: &str, rank: Rank) -> Result<(Shard, u32), ReferenceError> {
+    /// The shard, the same as a loader would have recorded it, and the number of ranks of a replica.
+    pub(super) fn inference_shard(
+        &self,
+        pool: &str,
+        rank: Rank,
+    ) -> Result<(Shard, Vec<RecordedTensor>, u32), ReferenceError> {
         let found = self.refit.pools.iter().find(|candidate| candidate.name == pool);
         let pool = found.ok_or_else(|| ReferenceError::Absent(format!("pool `{pool}`")))?;
         let layout = Layout::new(&Document::from_value(&pool.layout)?, &self.table)?;
-        Ok((self.shard(&layout.rank_regions(rank)?)?, layout.world()))
+        let regions = layout.rank_regions(rank)?;
+        Ok((self.shard(&regions)?, recording::record(&regions, &self.table), layout.world()))
     }
 
     /// A tensor that the training side keeps under another name has the bytes of that other one.

@@ -235,7 +235,14 @@ fn a_rank_has_one_client() {
     };
     let memories = vec![Memory { bytes: 128, device: None }];
     third.send(
-        &ClientFrame::Register { page: 0, pages: 1, memories, tensors: vec![tensor], staging_device: None, groups: vec![] },
+        &ClientFrame::Register {
+            page: 0,
+            pages: 1,
+            memories,
+            tensors: vec![tensor],
+            staging_device: None,
+            groups: vec![],
+        },
         &[memory.as_fd()],
     );
     assert_eq!(third.expect("registration"), AgentFrame::Registered {});

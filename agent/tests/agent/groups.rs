@@ -33,7 +33,14 @@ fn register(socket: &Path, rank: u32) -> Client {
     let tensor =
         Tensor { name: "w".to_owned(), dtype: DType::F32, shape: vec![4, 4], at: None, pieces: None };
     let groups = vec![Group { name: "module".to_owned(), class: GroupClass::Apply, tensors: 1 }];
-    let page = ClientFrame::Register { page: 0, pages: 1, memories: vec![], tensors: vec![tensor], staging_device: None, groups };
+    let page = ClientFrame::Register {
+        page: 0,
+        pages: 1,
+        memories: vec![],
+        tensors: vec![tensor],
+        staging_device: None,
+        groups,
+    };
     client.send(&page, &[]);
     client
 }
