@@ -286,7 +286,7 @@ impl Metrics {
             certificate_expiry,
             build_info,
         } = self;
-        let all: [&dyn Collector; 28] = [
+        let all: [&dyn Collector; 29] = [
             rounds,
             phase_seconds,
             apply_seconds,
