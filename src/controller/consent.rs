@@ -197,3 +197,22 @@ impl Consent {
         Answer { at: Instant::now(), is_allowed }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::pod::Pod;
+    use serde_json::json;
+
+    /// N2
+    #[tokio::test]
+    async fn an_api_server_that_does_not_answer_permits_nobody() {
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
+        let consent = Consent::new(Client::try_from(nowhere).expect("a client"));
+        let labels = json!({"weightrefit.dev/refit": "tiny", "weightrefit.dev/side": "inference"});
+        let metadata = json!({"namespace": "rl", "name": "engine-0", "uid": "uid", "labels": labels});
+        let pod: Pod = serde_json::from_value(json!({"metadata": metadata, "spec": {}})).expect("a pod");
+        let answer = consent.of(&PodFacts::of(&pod).expect("well formed")).await;
+        assert!(matches!(&answer, Err(NoConsent::Unknown { pod, .. }) if pod == "rl/engine-0"), "{answer:?}");
+    }
+}

@@ -249,3 +249,68 @@ impl Kept {
         self.changed.insert(old.refit.clone());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// `name refit` of a pod that can be read, with `!` behind of one that cannot.
+    fn pod(words: &str) -> DeserializeGuard<Pod> {
+        let (name, refit) = words.trim_end_matches('!').split_once(' ').expect("two words");
+        let side = if words.ends_with('!') { "sideways" } else { "training" };
+        let labels = json!({"weightrefit.dev/refit": refit, "weightrefit.dev/side": side});
+        let metadata =
+            json!({"namespace": "rl", "name": name, "uid": format!("uid-{name}"), "labels": labels});
+        serde_json::from_value(json!({"metadata": metadata, "spec": {}})).expect("a pod")
+    }
+
+    fn list(pods: &[&str]) -> Vec<Event<DeserializeGuard<Pod>>> {
+        let listed = pods.iter().map(|words| Event::InitApply(pod(words)));
+        std::iter::once(Event::Init).chain(listed).chain([Event::InitDone]).collect()
+    }
+
+    /// A list, what happens then, and of refits that were told of since: which, and the pods of each.
+    #[tokio::test]
+    async fn a_refit_is_told_of_each_pod_that_came_changed_or_left() {
+        let nothing = || Vec::new();
+        for (first, then, want) in [
+            (vec!["a one"], nothing(), ""),
+            (vec![], vec![Event::Apply(pod("a one"))], "rl/one: a"),
+            (vec!["a one"], vec![Event::Apply(pod("a two"))], "rl/one: ; rl/two: a"),
+            (vec!["a one"], vec![Event::Delete(pod("a one"))], "rl/one: "),
+            (vec!["a one"], vec![Event::Apply(pod("a one"))], ""), // the same again
+            (vec!["a one", "b one"], list(&["a one"]), "rl/one: a"),
+            (vec!["a one"], list(&["b one"]), "rl/one: b"),
+            (vec!["a one"], list(&["a one"]), ""),
+            // One that cannot be read is no pod, of the refit that it was of or means now.
+            (vec![], vec![Event::Apply(pod("a one!"))], "rl/one: a!"),
+            (vec!["a one", "b one"], vec![Event::Apply(pod("a one!"))], "rl/one: b a!"),
+            (vec!["a one"], vec![Event::Apply(pod("a two!"))], "rl/one: ; rl/two: a!"),
+            (vec!["a one!"], vec![Event::Apply(pod("a one"))], "rl/one: a"),
+            (vec!["a one!"], vec![Event::Delete(pod("a one!"))], "rl/one: "),
+        ] {
+            let (shared, (done, listed)) = (Arc::new(Shared::default()), channel(0));
+            let what = format!("{first:?} {then:?}");
+            let events = list(&first).into_iter().chain([Event::Apply(pod("last told"))]);
+            // One watch tells all of it; what it told at first is read in between.
+            let seen = Arc::clone(&shared);
+            let events = tokio_stream::iter(events.inspect(move |event| {
+                if matches!(event, Event::Apply(_)) {
+                    seen.lock().changed.clear();
+                }
+            }));
+            keep(Arc::clone(&shared), done, events.chain(tokio_stream::iter(then))).await;
+            assert_eq!(*listed.borrow(), 1, "{what}");
+            let kept = shared.lock();
+            let of = |refit: &String| {
+                let pods = kept.by_refit.get(refit).into_iter().flatten().map(|(_, name)| name.clone());
+                let odd = kept.malformed.iter().filter(|(_, odd)| odd.refit.as_ref() == Some(refit));
+                let all = pods.chain(odd.map(|((_, name), _)| format!("{name}!")));
+                format!("{refit}: {}", all.collect::<Vec<_>>().join(" "))
+            };
+            let told = kept.changed.iter().filter(|refit| *refit != "rl/told").map(of);
+            assert_eq!(told.collect::<Vec<_>>().join("; "), want, "{what}");
+        }
+    }
+}
