@@ -20,8 +20,9 @@ CORE_MAY_USE = {"regex", "serde", "serde-saphyr", "serde_json", "sha2", "strsim"
 CORE_NEVER_REACHES = {"hyper", "kube", "mio", "rand", "rustix", "socket2", "tokio", "tonic"}
 # Crate -> the crates that it must not name, in any kind of dependency.
 DIRECTIONS = {
-    "weightrefit": {"weightrefit-agent", "weightrefit-fakegpu", "libloading"},
-    "weightrefit-agent": {"weightrefit", "weightrefit-fakegpu", "kube", "k8s-openapi"},
+    "weightrefit": {"weightrefit-agent", "weightrefit-library", "weightrefit-fakegpu", "libloading"},
+    "weightrefit-agent": {"weightrefit", "weightrefit-library", "weightrefit-fakegpu", "kube", "k8s-openapi"},
+    "weightrefit-library": {"weightrefit", "weightrefit-fakegpu", "kube"},
     "weightrefit-fakegpu": {"weightrefit", "kube"},
     "weightrefit-proto": {"weightrefit", "weightrefit-agent", "kube"},
     "weightrefit-core": {"weightrefit", "weightrefit-agent", "weightrefit-proto"},

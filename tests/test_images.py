@@ -69,6 +69,14 @@ class Pack(unittest.TestCase):
                 user = config["config"]["User"].split(":")[0]
                 self.assertGreater(int(user), 0, "a number, as `runAsNonRoot` needs, and not root's")
 
+    def test_an_image_carries_the_libraries_that_it_is_given(self):
+        library = BINARIES / "libweightrefit.so"
+        _, _, _, layer = read(pack(self.folder.name, BINARIES / "weightrefit-agent", "--library", library))
+        with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+            self.assertEqual(tar.extractfile("usr/lib/weightrefit/libweightrefit.so").read(), library.read_bytes())
+        agent = (ROOT / "images/Containerfile").read_text().split(" AS agent")[1]
+        self.assertIn("/source/target/release/libweightrefit.so /usr/lib/weightrefit/\n", agent)
+
     def test_what_is_no_program_is_refused(self):
         run = subprocess.run(
             [ROOT / "images/pack", f"{self.folder.name}/x.tar", "x:1", ROOT / "Cargo.toml"], capture_output=True, text=True
@@ -82,7 +90,7 @@ class Sbom(unittest.TestCase):
     def test_it_lists_the_crates_that_are_linked_with_licence_and_checksum(self):
         locked = tomllib.loads((ROOT / "Cargo.lock").read_text())["package"]
         checksums = {(entry["name"], entry["version"]): entry.get("checksum") for entry in locked}
-        for package in ("weightrefit", "weightrefit-agent"):
+        for package in ("weightrefit", "weightrefit-agent", "weightrefit-library"):
             with self.subTest(package):
                 document = sbom(package)
                 listed = {(c["name"], c["version"]) for c in document["components"]}

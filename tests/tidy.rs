@@ -19,8 +19,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "agent/src/transport/nccl.rs",
     "agent/src/transport/nccl/",
     "agent/src/session/fd.rs",
-    "agent/src/sys.rs",
-    "agent/src/sys/",
+    "agent/library/",
     "agent/testing/fakegpu/",
 ];
 

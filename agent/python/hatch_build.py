@@ -1,4 +1,5 @@
-"""Puts the programs into the wheel: `weightrefit` and `weightrefit-agent` out of the folder that `WEIGHTREFIT_BIN` names.
+"""Puts the programs into the wheel: `weightrefit`, `weightrefit-agent` and the library `libweightrefit.so` out of the folder that
+`WEIGHTREFIT_BIN` names.
 
 Without that variable the wheel is the client alone and fits every machine: pods get their agent from the operator. A wheel
 with programs says which machines run it, as what the programs ask of the C library has it; no more is promised than that.
@@ -18,6 +19,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Program -> package of the workspace that makes it.
 PROGRAMS = {"weightrefit": "weightrefit", "weightrefit-agent": "weightrefit-agent"}
 
+# Lies in the package, where the client looks for it.
+LIBRARY = "libweightrefit.so"
+COMPILED = PROGRAMS | {LIBRARY: "weightrefit-library"}
+
 # What every machine with a manylinux tag has (PEP 600): the C library and its loader, and the compiler's unwinder.
 EVERYWHERE = r"(libc|libm|libdl|librt|libpthread|libgcc_s)\.so\.\d|ld-linux-[\w-]+\.so\.\d"
 
@@ -36,14 +41,15 @@ class Programs(BuildHookInterface):
             return
         self._made = tempfile.TemporaryDirectory()
         made = pathlib.Path(self._made.name)
-        for program, package in PROGRAMS.items():
+        for program, package in COMPILED.items():
             subprocess.run(["strip", "--strip-debug", "-o", made / program, pathlib.Path(folder, program)], check=True)
             contents = subprocess.run([sys.executable, ROOT / "images/sbom", package], check=True, stdout=subprocess.PIPE).stdout
             (made / f"{package}.cdx.json").write_bytes(contents)
         build_data["shared_scripts"] = {str(made / program): program for program in PROGRAMS}
-        build_data["sbom_files"] = [str(made / f"{package}.cdx.json") for package in PROGRAMS.values()]
+        build_data["force_include"][str(made / LIBRARY)] = f"weightrefit/{LIBRARY}"
+        build_data["sbom_files"] = [str(made / f"{package}.cdx.json") for package in COMPILED.values()]
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform([made / program for program in PROGRAMS])}"
+        build_data["tag"] = f"py3-none-{platform([made / program for program in COMPILED])}"
 
     def finalize(self, version, build_data, artifact_path):
         if hasattr(self, "_made"):

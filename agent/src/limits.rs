@@ -31,8 +31,9 @@ pub const CLIENTS_MAX: usize = 64;
 /// A client says hello at once; one that does not is none.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Frames queued for a client: a round sends it five; one that leaves so many unread is stuck.
-pub const OUTBOX_FRAMES_MAX: usize = 64;
+/// Frames queued for a client: a round sends five to a trainer or engine, and three for each of some hundred replicas to
+/// an executor; one that leaves so many unread is stuck.
+pub const OUTBOX_FRAMES_MAX: usize = 512;
 
 /// The kernel buffers whole frames; one that is not taken in this time never will be.
 pub const FRAME_WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -224,6 +225,12 @@ pub const LANE_FORMING_MAX: Duration = Duration::from_secs(60);
 
 /// How long a round waits for its lane before it takes TCP: a lane that forms needs less, and rounds have deadlines.
 pub const LANE_WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// Between two looks at the bytes that an executor has moved: far shorter than the state that they are told in.
+pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// An id is minted in milliseconds; its process may have been stopped.
+pub const MINT_MAX: Duration = Duration::from_secs(5);
 
 /// Attempts in a row that may fail while they form: a rank that was restarted meanwhile makes one fail, or two.
 pub const LANE_FAILURES_MAX: u32 = 3;

@@ -91,7 +91,7 @@ enum ReferenceError {
     #[error(transparent)]
     Identity(#[from] crate::identity::IdentityError),
     #[error(transparent)]
-    Socket(#[from] socket::SocketError),
+    Socket(#[from] crate::session::blocking::BlockingError),
     #[error(transparent)]
     Frame(#[from] FrameError),
     #[error("staging cannot be used: {0}")]

@@ -340,6 +340,15 @@ impl RoundDriver {
                 News::Asked { client, frame } => self.asked(client, frame),
                 News::DriverGone { client } => self.observer.waiters.forget(client),
                 News::Refused { code } => self.observer.metrics.refuse_client(code),
+                News::ExecutorFound { slot, client, device, outbox } => {
+                    self.data.executors().executor_found(slot.0 as usize, client, device, outbox);
+                }
+                News::ExecutorSaid { slot, client, said } => {
+                    self.data.executors().executor_said(slot.0 as usize, client, said);
+                }
+                News::ExecutorGone { slot, client } => {
+                    self.data.executors().executor_gone(slot.0 as usize, client);
+                }
             }
             self.settle();
         }
@@ -367,6 +376,8 @@ impl RoundDriver {
                 let adopted = source.map(|source| self.data.adopt(slot, Arc::new(source)));
                 (Input::TrainerConnected { slot, instance }, adopted.map_err(|e| (e.code(), e.to_string())))
             }
+            // It has no place that it could register for.
+            Who::Executor => return,
         };
         self.desk(slot).registration = None;
         match result {
@@ -449,7 +460,8 @@ impl RoundDriver {
             | ClientFrame::Register { .. }
             | ClientFrame::Refit { .. }
             | ClientFrame::Status { .. }
-            | ClientFrame::Events { .. } => return,
+            | ClientFrame::Events { .. }
+            | ClientFrame::Said { .. } => return,
         };
         self.feed(input);
     }

@@ -6,6 +6,7 @@
 //! - S3: a socket closes only after its last [`Outbox`] is dropped: EOF is a promise that nothing of the
 //!   client is mapped or read any more.
 
+pub(crate) mod blocking;
 mod client;
 pub mod fd;
 mod following;

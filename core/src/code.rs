@@ -104,7 +104,7 @@ codes! {
     MeshInterceptsPeers: WaitForChange, "A service mesh intercepts connections between agents.", "Exclude the agent's ports from the mesh; the agents encrypt by themselves.";
     VersionSkew: WaitForChange, "Agents too old or too new for each other share a refit.", "Restart the pods that the message names, so that they get the current agent.";
     VersionRegressed: AbortRound, "A version older than the one served was proposed.", "None needed: the leader asks again with a newer run; if it repeats, look for two trainers.";
-    AgentWedged: Stop, "A transfer could not be stopped, so its memory cannot be trusted.", "None needed: the agent restarts by itself; report it if it repeats.";
+    AgentWedged: Stop, "A transfer could not be stopped, so its memory cannot be trusted.", "An agent restarts by itself; a rank's process that says so has to be ended. Report it if it repeats.";
     Cancelled: AbortRound, "The round was cancelled by a user, a pause or a shutdown.", "None needed.";
     Unsupported: WaitForChange, "The request asks for something that this version cannot do.", "Change the field that the message names to a supported value.";
 }

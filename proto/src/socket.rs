@@ -4,6 +4,8 @@
 //! descriptors ride as `SCM_RIGHTS` on the frame's first byte. The socket's directory mode and the peer's uid
 //! authenticate. `docs/agent-socket.md` has a byte-level example that a test replays.
 
+pub mod executor;
+
 use crate::refit::{InFlight, KvCache};
 use crate::report::{RoundReport, VersionReport};
 use serde::{Deserialize, Serialize};
@@ -73,6 +75,8 @@ pub enum ClientFrame {
     Status { request: u64 },
     /// Driver: from now on tell with `event` what happens.
     Events { request: u64 },
+    /// Executor: what came of an order.
+    Said { said: executor::Said },
 }
 
 /// What a client is.
@@ -86,6 +90,9 @@ pub enum Role {
     Engine { pool: String, replica: String, rank: Rank, record: EngineRecord },
     /// Asks for refits and watches them.
     Driver {},
+    /// Moves bytes of the rank with this seat, in the rank's own process. `tables`: the form that it reads
+    /// ([`executor::TABLES`]).
+    Executor { seat: String, tables: u32, device: executor::Device },
 }
 
 /// One shared memory of a registration.
@@ -157,7 +164,8 @@ pub struct MemoryAt {
 pub enum AgentFrame {
     /// Answer to `hello`.
     Welcome { protocol: u32, agent: Incarnation, version: String },
-    /// Answer to the last page of a registration, once a membership and layout are there and fit it.
+    /// Answer to the last page of a registration, once a membership and layout are there and fit it; to an executor,
+    /// answer to its `hello`.
     Registered {},
     /// Engine: staging of the rank, read-only, on one descriptor: where each tensor's new content will be.
     /// Sent before the first `commit`, and again when it changes. On a GPU, where the engine wanted that, `device` is its
@@ -194,6 +202,8 @@ pub enum AgentFrame {
     Status { request: u64, status: serde_json::Value },
     /// Driver that has asked for `events`: what happened, in order. Answers do not wait for events.
     Event { event: DriverEvent },
+    /// Executor: do this.
+    Order { order: executor::Order },
     /// Something was refused; the connection ends unless `request` is set.
     Error { code: Code, message: String, hint: String, request: Option<u64> },
 }

@@ -15,6 +15,8 @@ import fleet  # noqa: E402
 
 PACKAGE = fleet.ROOT / "agent/python"
 PROGRAMS = ("weightrefit", "weightrefit-agent")
+LIBRARY = "libweightrefit.so"
+PACKAGES = (*PROGRAMS, "weightrefit-library")
 
 
 def run(*command, **options):
@@ -53,10 +55,13 @@ class OfThePrograms(unittest.TestCase):
         self.assertEqual(run(python, "-I", "-c", "import weightrefit; print('typed')").stdout, "typed\n")
         done = run(python, "-I", PACKAGE / "tests/installed_refit.py")
         self.assertEqual(done.stdout, "1 Committed\n2 Committed\n", done.stderr)
+        loading = "from weightrefit import executor; print(executor._load(None, 'x').weightrefit_version().decode())"
+        done = run(python, "-I", "-c", loading)
+        self.assertEqual(done.stdout, f"{version}\n", done.stderr)
 
     def test_its_tag_names_the_oldest_library_that_has_every_symbol(self):
         tag = re.fullmatch(rf".*-py3-none-manylinux_(\d+)_(\d+)_{os.uname().machine}\.whl", self.wheel.name)
-        symbols = "".join(run("readelf", "--wide", "--dyn-syms", fleet.binary(program), check=True).stdout for program in PROGRAMS)
+        symbols = "".join(run("readelf", "--wide", "--dyn-syms", fleet.binary(program), check=True).stdout for program in (*PROGRAMS, LIBRARY))
         asked = {kind: re.findall(rf"{kind} .*@GLIBC_(\d+)\.(\d+)", symbols) for kind in ("GLOBAL", "WEAK")}
         asked = {kind: {(int(major), int(minor)) for major, minor in found} for kind, found in asked.items()}
         named = int(tag[1]), int(tag[2])
@@ -64,7 +69,9 @@ class OfThePrograms(unittest.TestCase):
         self.assertIn(named, asked["GLOBAL"] | asked["WEAK"])
         with zipfile.ZipFile(self.wheel) as archive:
             names = {name.split("/", 1)[1] for name in archive.namelist()}
-        self.assertLess({"py.typed", "licenses/LICENSE", *(f"scripts/{p}" for p in PROGRAMS), *(f"sboms/{p}.cdx.json" for p in PROGRAMS)}, names)
+        self.assertLess({"py.typed", "licenses/LICENSE", *(f"scripts/{p}" for p in PROGRAMS), *(f"sboms/{p}.cdx.json" for p in PACKAGES)}, names)
+        with zipfile.ZipFile(self.wheel) as archive:
+            self.assertIn(f"weightrefit/{LIBRARY}", archive.namelist())
 
 
 class OfOtherPrograms(unittest.TestCase):
@@ -82,6 +89,7 @@ class OfOtherPrograms(unittest.TestCase):
     def test_a_static_program_asks_for_no_library_and_one_that_few_machines_can_start_is_refused(self):
         for name in PROGRAMS:
             compile_c(self.folder / name, "int main(void) { return 0; }", "-static")
+        compile_c(self.folder / LIBRARY, "int none;", "-shared", "-fPIC", "-nostdlib")
         _, wheel = pack(self.folder / "static", self.folder)
         self.assertIn("-py3-none-manylinux_2_17_", wheel.name)
         compile_c(self.folder / "libown.so", "int own(void) { return 0; }", "-shared", "-fPIC")

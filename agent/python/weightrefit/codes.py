@@ -46,7 +46,7 @@ REMEDIES = {
     "MeshInterceptsPeers": "Exclude the agent's ports from the mesh; the agents encrypt by themselves.",
     "VersionSkew": "Restart the pods that the message names, so that they get the current agent.",
     "VersionRegressed": "None needed: the leader asks again with a newer run; if it repeats, look for two trainers.",
-    "AgentWedged": "None needed: the agent restarts by itself; report it if it repeats.",
+    "AgentWedged": "An agent restarts by itself; a rank's process that says so has to be ended. Report it if it repeats.",
     "Cancelled": "None needed.",
     "Unsupported": "Change the field that the message names to a supported value.",
 }

@@ -18,9 +18,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import Misuse, ProtocolError
+from .executor import RankClient
 from .memory import Staging
 from .record import EngineState, InFlight, KvCache, Record, Round, Version
-from .session import ABSENCE_SECONDS, Connected, Session, draw_instance
+from .session import ABSENCE_SECONDS, Session, draw_instance
 from .tensor import Group, Tensor
 from .trainer import PAGE_TENSORS
 from .wire import Frame, choice, field
@@ -56,7 +57,7 @@ class EngineCallbacks(Protocol):
         """Serves `version`, which the live tensors hold."""
 
 
-class Engine(Connected):
+class Engine(RankClient):
     """One inference rank::
 
         engine = Engine("default", replica, rank, tensors, callbacks)
@@ -157,11 +158,15 @@ class Engine(Connected):
         Args:
             step: the trainer's step.
             timeout: seconds; `None` waits as long as there is an agent.
+
+        Raises:
+            ExecutorFailed: with `AgentWedged` where this process must end (`start_executor`).
         """
         if self._session is None:
             raise Misuse("RegistrationMismatch", "call `register` first", rank=self.seat)
 
         def done() -> bool:
+            self._check_executor()
             served = self.served_version
             return served is not None and served.step >= step
 

@@ -52,6 +52,10 @@ class PublishRefused(Refused):
     """A published step was not taken; its memory was never read and is the trainer's."""
 
 
+class ExecutorFailed(WeightrefitError):
+    """The executor in the rank's own process cannot start, or works no more."""
+
+
 class RefitFailed(WeightrefitError):
     """The step ended, and fewer replicas serve it than were asked for.
 

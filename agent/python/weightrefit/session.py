@@ -298,7 +298,7 @@ class Connected:
         try:
             session.wait(lambda: session.registered, timeout, "no registration", "NotConfigured")
         except WeightrefitError:
-            self.close()
+            session.close()
             self._session = None  # whoever corrects it may register again
             raise
 

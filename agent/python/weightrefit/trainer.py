@@ -10,8 +10,9 @@ from typing import Any
 
 from .codes import RETRIED
 from .errors import Misuse, PublishRefused, WeightrefitError
+from .executor import RankClient
 from .memory import Placed
-from .session import ABSENCE_SECONDS, RETRY_SECONDS, Connected, Session, draw_instance
+from .session import ABSENCE_SECONDS, RETRY_SECONDS, Session, draw_instance
 from .wire import EXTRAS_BYTES_MAX, FRAME_FDS_MAX, Frame, choice, field
 
 # Tensors of one registration page: well below a frame's 16 MiB at the longest names.
@@ -34,7 +35,7 @@ class Outcome(Enum):
     """There is no agent to publish to."""
 
 
-class Trainer(Connected):
+class Trainer(RankClient):
     """One training rank.
 
     Use it as a context manager, or call `close`::
@@ -118,10 +119,14 @@ class Trainer(Connected):
             step: the trainer's step; grows in one world. All ranks publish the same steps.
             extras: what every engine is given with this step's `commit`, such as scales of a quantised cache: anything
                 that JSON can say, of 64 KiB at most. Training rank 0 alone may give them.
+
+        Raises:
+            ExecutorFailed: with `AgentWedged` where this process must end (`start_executor`).
         """
         if self._path is None:
             return
         step = operator.index(step)
+        self._check_executor()
         said = None if extras is None else self._say(extras)
         session = self._open()
         with session.changed:

@@ -38,6 +38,12 @@ impl Placements {
         Ok(Self { locals, places })
     }
 
+    /// Of memory whose tensors are not known here.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { locals: Vec::new(), places: Vec::new() }
+    }
+
     /// Of staging: one memory, tensors in order. Also returns its size in bytes.
     ///
     /// # Errors

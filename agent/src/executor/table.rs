@@ -47,12 +47,11 @@ impl Program {
         let (entries, rest) = table.as_chunks::<ENTRY_BYTES>();
         let copies = entries.iter().map(read).collect::<Option<Vec<Copy>>>().filter(|_| rest.is_empty())?;
         let bytes = copies.last().map_or(0, |last| last.wire + last.wire_bytes());
-        let placements = Arc::new(Placements::new(Vec::new(), Vec::new()).ok()?);
-        Some(Self::of_copies(placements, copies, bytes))
+        Some(Self::of_copies(Arc::new(Placements::none()), copies, bytes))
     }
 }
 
-fn read(entry: &[u8; ENTRY_BYTES]) -> Option<Copy> {
+pub(super) fn read(entry: &[u8; ENTRY_BYTES]) -> Option<Copy> {
     let long = |at: usize| Some(u64::from_le_bytes(*entry.get(at..)?.first_chunk()?));
     let short = |at: usize| Some(u32::from_le_bytes(*entry.get(at..)?.first_chunk()?));
     let tail = 3 * 8 + DIMS_MAX * 16;

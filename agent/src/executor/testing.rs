@@ -171,6 +171,9 @@ proptest! {
         let out = Program::for_source(&moves, source.placements(), locals).expect("fits");
         let into = Program::for_destination(&moves, destination.placements()).expect("fits");
         prop_assert_eq!((out.bytes(), into.bytes()), (moves.bytes, moves.bytes));
+        let passed = Passed::read(&out.pass()).expect("a program");
+        prop_assert!(passed.fits(&source));
+        prop_assert_eq!(passed.program().pass(), out.pass());
         for stream in (0..streams).rev() {
             prop_assert_eq!(out.split(stream, streams), into.split(stream, streams));
             let mut sending = Cursor::stream(&out, stream, streams);
@@ -210,6 +213,38 @@ fn one_box(shape: &[u64], start: &[u64], bytes: u64) -> PairMoves {
     };
     let destination = Endpoint::Inference { pool: 0, replica: 0, rank: Rank(0) };
     PairMoves { source: Endpoint::Training { rank: Rank(0) }, destination, bytes, boxes: vec![found] }
+}
+
+#[test]
+fn a_table_that_is_none_or_leaves_its_memory_is_refused() {
+    let placements = Arc::new(Placements::staging(locals(&[4, 4], DType::F32)).expect("small").0);
+    let two = one_box(&[2, 2], &[1, 1], 16);
+    let table = Program::for_destination(&two, &placements).expect("fits").pass();
+    assert_eq!(table.len(), ENTRY_BYTES);
+    let word = |at: usize, value: u64| {
+        let mut changed = table.clone();
+        changed[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        changed
+    };
+    let tail = ENTRY_BYTES - 16;
+    let rows = [
+        ("cut", table[1..].to_vec()),
+        ("wire bytes from elsewhere", word(0, 4)),
+        ("a base that wraps around", word(8, u64::MAX)),
+        ("a run of nothing", word(16, 0)),
+        ("a run of half an element", word(16, 2)),
+        ("a loop that wraps around", word(32, u64::MAX)),
+        ("no turn of a loop", word(24, 0)),
+        ("too deep", word(tail, 99)),
+        ("an element of three bytes", word(tail + 8, 3)),
+        ("a memory of a large number", word(tail + 8, 4 | u64::MAX << 32)),
+    ];
+    for (name, table) in rows {
+        assert!(Passed::read(&table).is_none(), "{name}");
+    }
+    let small = memory(locals(&[2, 2], DType::F32), |_| 0);
+    assert!(!Passed::read(&table).expect("a program").fits(&small), "beyond the end of the memory");
+    assert!(!Passed::read(&word(tail + 8, 4 | 1 << 32)).expect("a program").fits(&small), "no such memory");
 }
 
 #[test]

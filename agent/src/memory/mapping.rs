@@ -80,6 +80,8 @@ pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// For the rank's own process, which maps it too.
+    file: OwnedFd,
 }
 
 // SAFETY: a `Mapping` owns its address range until drop; all access is by raw copies that are valid from any
@@ -129,6 +131,18 @@ impl Mapping {
     /// # Errors
     /// Memory of another kind, unsealed, or shorter than `len`.
     pub fn adopt(fd: BorrowedFd<'_>, name: &str, len: u64) -> Result<Self, MemoryError> {
+        Self::adopt_for(fd, name, len, false)
+    }
+
+    /// As [`Self::adopt`], for writing: staging, in the process of its engine.
+    ///
+    /// # Errors
+    /// Those of [`Self::adopt`], and memory that has no new writers ([`refuse_new_writers`]).
+    pub fn adopt_for_writing(fd: BorrowedFd<'_>, name: &str, len: u64) -> Result<Self, MemoryError> {
+        Self::adopt_for(fd, name, len, true)
+    }
+
+    fn adopt_for(fd: BorrowedFd<'_>, name: &str, len: u64, writable: bool) -> Result<Self, MemoryError> {
         let not_memfd = || MemoryError::NotMemfd { name: name.into() };
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| not_memfd())?;
         let system = rustix::fs::fstatfs(fd).map_err(|_| not_memfd())?;
@@ -144,15 +158,17 @@ impl Mapping {
         if actual < len {
             return Err(MemoryError::TooShort { name: name.into(), claimed: len, actual });
         }
-        Self::map(fd, name, len, false)
+        Self::map(fd, name, len, writable)
     }
 
     /// `fd` is a sealed memfd of at least `len` bytes.
     fn map(fd: BorrowedFd<'_>, name: &str, len: u64, writable: bool) -> Result<Self, MemoryError> {
         let exhausted = |source| MemoryError::Exhausted { name: name.into(), len, source };
         let bytes = usize::try_from(len).map_err(|_| exhausted(Errno::NOMEM))?;
+        let cloned = fd.try_clone_to_owned();
+        let file = cloned.map_err(|error| exhausted(Errno::from_io_error(&error).unwrap_or(Errno::MFILE)))?;
         if bytes == 0 {
-            return Ok(Self { base: NonNull::dangling(), len: 0, writable });
+            return Ok(Self { base: NonNull::dangling(), len: 0, writable, file });
         }
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // Own memory has its pages: mapping them now keeps page faults out of transfers. Another's may be sparse,
@@ -162,7 +178,13 @@ impl Mapping {
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, fd, 0) }
             .map_err(exhausted)?;
         let base = NonNull::new(base.cast()).ok_or_else(|| exhausted(Errno::NOMEM))?;
-        Ok(Self { base, len: bytes, writable })
+        Ok(Self { base, len: bytes, writable, file })
+    }
+
+    /// Its descriptor.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Bytes mapped.

@@ -1,14 +1,13 @@
 //! The client's end of the agent socket, with a thread that reads: frames come out of a channel, in order.
 
-use crate::session::fd;
-use std::io;
+use crate::session::blocking::{self, BlockingError};
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use weightrefit_proto::socket::{AgentFrame, ClientFrame, FrameError, decode, encode, frame_length};
+use weightrefit_proto::socket::{AgentFrame, ClientFrame, FrameError};
 
 /// Between two attempts to connect: an agent that restarts is back within a second or so.
 const RETRY: Duration = Duration::from_millis(50);
@@ -32,20 +31,9 @@ pub(super) struct Connection {
     stream: UnixStream,
 }
 
-/// The connection is of no use.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum SocketError {
-    #[error("agent socket failed: {0}")]
-    Io(#[from] io::Error),
-    #[error(transparent)]
-    Frame(#[from] FrameError),
-    #[error("more descriptors than a frame may carry")]
-    Descriptors,
-}
-
 impl Connection {
     /// Connects, trying again until the agent listens. Frames and the end go to `events`.
-    pub(super) fn open(path: &Path, number: u64, events: Sender<Event>) -> Result<Self, SocketError> {
+    pub(super) fn open(path: &Path, number: u64, events: Sender<Event>) -> Result<Self, BlockingError> {
         let stream = loop {
             match UnixStream::connect(path) {
                 Ok(stream) => break stream,
@@ -67,58 +55,24 @@ impl Connection {
     /// Sends a frame whole, as far as the agent still listens: where it does not, [`Event::Gone`] follows, and what
     /// was sent is said again on the next connection.
     pub(super) fn send(&self, frame: &ClientFrame, fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
-        let bytes = encode(frame)?;
-        if let Err(error) = self.send_bytes(&bytes, fds) {
-            tracing::debug!(%error, "the agent no longer listens");
-            // The reader ends for certain; a stream that was reset cannot be shut down again.
-            let _ = self.stream.shutdown(Shutdown::Both);
-        }
-        Ok(())
-    }
-
-    fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut sent = fd::send(self.stream.as_fd(), bytes, fds)?;
-        while sent < bytes.len() {
-            sent += fd::send(self.stream.as_fd(), &bytes[sent..], &[])?;
+        match blocking::send(&self.stream, frame, fds) {
+            Err(BlockingError::Frame(error)) => return Err(error),
+            Err(error) => {
+                tracing::debug!(%error, "the agent no longer listens");
+                // The reader ends for certain; a stream that was reset cannot be shut down again.
+                let _ = self.stream.shutdown(Shutdown::Both);
+            }
+            Ok(()) => {}
         }
         Ok(())
     }
 }
 
-fn forward_frames(stream: &UnixStream, number: u64, events: &Sender<Event>) -> Result<(), SocketError> {
-    loop {
-        let mut fds = Vec::new();
-        let mut prefix = [0; 4];
-        if !fill(stream, &mut prefix, &mut fds)? {
-            return Ok(());
-        }
-        let mut body = vec![0; frame_length(prefix)?];
-        if !fill(stream, &mut body, &mut fds)? {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-        if events.send(Event::Frame(number, decode(&body)?, fds)).is_err() {
-            return Ok(());
+fn forward_frames(stream: &UnixStream, number: u64, events: &Sender<Event>) -> Result<(), BlockingError> {
+    while let Some((frame, fds)) = blocking::receive(stream)? {
+        if events.send(Event::Frame(number, frame, fds)).is_err() {
+            break;
         }
     }
-}
-
-/// False where the stream ended before the first byte.
-fn fill(stream: &UnixStream, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<bool, SocketError> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        let received = match fd::receive(stream.as_fd(), &mut buffer[filled..]) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            received => received?,
-        };
-        if received.fds_lost {
-            return Err(SocketError::Descriptors);
-        }
-        fds.extend(received.fds);
-        match received.bytes {
-            0 if filled == 0 => return Ok(false),
-            0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            bytes => filled += bytes,
-        }
-    }
-    Ok(true)
+    Ok(())
 }

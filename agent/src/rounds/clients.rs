@@ -18,6 +18,7 @@ use weightrefit_core::id::Incarnation;
 use weightrefit_core::membership::Seat;
 use weightrefit_core::round::io::Slot;
 use weightrefit_core::round::message::EngineRecord;
+use weightrefit_proto::socket::executor::{Device, Said, TABLES};
 use weightrefit_proto::socket::{AgentFrame, ClientFrame, Role};
 
 /// What the round driver has to know or do.
@@ -39,6 +40,12 @@ pub(super) enum News {
     DriverGone { client: ClientId },
     /// A client was refused with this code.
     Refused { code: Code },
+    /// An executor in the process of the slot's rank.
+    ExecutorFound { slot: Slot, client: ClientId, device: Device, outbox: Outbox },
+    /// What it says.
+    ExecutorSaid { slot: Slot, client: ClientId, said: Said },
+    /// It is gone.
+    ExecutorGone { slot: Slot, client: ClientId },
 }
 
 /// Who a rank's client is.
@@ -48,6 +55,8 @@ pub(super) enum Who {
     Trainer,
     /// An engine rank, with the record of its hello.
     Engine(EngineRecord),
+    /// An executor of a rank, which is no client of its slot: it comes and goes beside it.
+    Executor,
 }
 
 #[derive(Debug)]
@@ -69,6 +78,7 @@ struct Place {
     current: Option<ClientId>,
     /// Wants to be: since when.
     next: Option<(ClientId, Instant)>,
+    executor: Option<ClientId>,
 }
 
 /// All connections of the agent socket.
@@ -192,14 +202,15 @@ impl Clients {
         self.clients.is_empty()
     }
 
-    /// Connections by role: trainers, engines, drivers.
-    pub(super) fn counts(&self) -> [i64; 3] {
-        let mut counts = [0; 3];
+    /// Connections by role: trainers, engines, drivers, executors.
+    pub(super) fn counts(&self) -> [i64; 4] {
+        let mut counts = [0; 4];
         for client in self.clients.values() {
             match client.who {
                 Some(Who::Trainer) => counts[0] += 1,
                 Some(Who::Engine(_)) => counts[1] += 1,
                 None => counts[2] += 1,
+                Some(Who::Executor) => counts[3] += 1,
             }
         }
         counts
@@ -214,6 +225,9 @@ impl Clients {
         outbox: Outbox,
     ) -> Vec<News> {
         let (seat, who) = match role {
+            Role::Executor { seat, tables, device } => {
+                return self.executor_joined(id, instance, (&seat, tables, device), outbox);
+            }
             Role::Driver {} => (None, None),
             Role::Trainer { rank, .. } => (Some(Seat::Training { rank }), Some(Who::Trainer)),
             Role::Engine { pool, replica, rank, record } => {
@@ -225,11 +239,9 @@ impl Clients {
         let outbox = Some(outbox);
         let client = Client { slot, instance, who, outbox, early: None, admitted: false, gone: false };
         if let (Some(seat), None) = (&seat, slot) {
-            let own = self.seats.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            let hint = "Connect to the agent of that rank, or correct this agent's --claim.";
-            refuse(&client, Code::Unsupported, format!("this agent hosts {own}, not {seat}"), hint);
+            let news = self.refuse_stranger(&client, &seat.to_string());
             self.clients.insert(id, client);
-            return vec![News::Refused { code: Code::Unsupported }];
+            return vec![news];
         }
         let mut news = match &client.who {
             Some(Who::Engine(record)) => vec![News::Hello { record: *record }],
@@ -240,6 +252,59 @@ impl Clients {
             news.extend(self.contend(now, id, instance, slot));
         }
         news
+    }
+
+    /// L1, at once: an executor that is refused comes again.
+    fn executor_joined(
+        &mut self,
+        id: ClientId,
+        instance: Incarnation,
+        (seat, tables, device): (&str, u32, Device),
+        outbox: Outbox,
+    ) -> Vec<News> {
+        let at = self.seats.iter().position(|own| own.to_string() == seat);
+        let slot = at.and_then(|at| u32::try_from(at).ok()).map(Slot);
+        let (who, heard) = (Some(Who::Executor), outbox.clone());
+        let client =
+            Client { slot, instance, who, outbox: Some(outbox), early: None, admitted: false, gone: false };
+        let Some((at, slot)) = at.zip(slot) else {
+            let news = self.refuse_stranger(&client, seat);
+            self.clients.insert(id, client);
+            return vec![news];
+        };
+        let before = self.places[at].executor.filter(|before| !self.clients[before].gone);
+        let refused = if tables != TABLES {
+            let message =
+                format!("the executor reads tables of form {tables}, this agent writes form {TABLES}");
+            Some((Code::VersionSkew, message))
+        } else if before.is_some_and(|before| self.clients[&before].instance != instance) {
+            let message = format!("{seat} has an executor of another process, which is connected");
+            Some((Code::DuplicateRank, message))
+        } else {
+            None
+        };
+        if let Some((code, message)) = refused {
+            refuse(&client, code, message, code.remedy());
+            self.clients.insert(id, client);
+            return vec![News::Refused { code }];
+        }
+        let mut news = Vec::new();
+        if let Some(before) = before {
+            end(&self.clients[&before]);
+            news.push(News::ExecutorGone { slot, client: before });
+        }
+        send(&client, AgentFrame::Registered {}, Vec::new());
+        self.places[at].executor = Some(id);
+        self.clients.insert(id, client);
+        news.push(News::ExecutorFound { slot, client: id, device, outbox: heard });
+        news
+    }
+
+    fn refuse_stranger(&self, client: &Client, seat: &str) -> News {
+        let own = self.seats.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let hint = "Connect to the agent of that rank, or correct this agent's --claim.";
+        refuse(client, Code::Unsupported, format!("this agent hosts {own}, not {seat}"), hint);
+        News::Refused { code: Code::Unsupported }
     }
 
     fn contend(&mut self, now: Instant, id: ClientId, instance: Incarnation, slot: Slot) -> Vec<News> {
@@ -280,6 +345,10 @@ impl Clients {
 
     fn said(&self, id: ClientId, frame: ClientFrame) -> Vec<News> {
         let Some(client) = self.clients.get(&id) else { return Vec::new() };
+        if let ClientFrame::Said { said } = frame {
+            let heard = client.slot.filter(|slot| self.places[slot.0 as usize].executor == Some(id));
+            return heard.map(|slot| News::ExecutorSaid { slot, client: id, said }).into_iter().collect();
+        }
         match client.slot {
             None if client.who.is_none() => vec![News::Asked { client: id, frame }],
             Some(slot) if self.places[slot.0 as usize].current == Some(id) && client.admitted => {
@@ -299,6 +368,11 @@ impl Clients {
         let mut news: Vec<_> = refused.map(|code| News::Refused { code }).into_iter().collect();
         let Some(client) = self.clients.get_mut(&id) else { return news };
         client.gone = true;
+        if let (Some(Who::Executor), Some(slot)) = (&client.who, client.slot) {
+            client.outbox = None;
+            news.push(News::ExecutorGone { slot, client: id });
+            return news;
+        }
         let current = client.slot.filter(|slot| self.places[slot.0 as usize].current == Some(id));
         match (current, &client.who) {
             (Some(slot), Some(Who::Trainer)) if client.admitted => {
@@ -313,6 +387,7 @@ impl Clients {
         let Some(client) = self.clients.remove(&id) else { return Vec::new() };
         let Some(slot) = client.slot else { return vec![News::DriverGone { client: id }] };
         let place = &mut self.places[slot.0 as usize];
+        place.executor.take_if(|executor| *executor == id);
         if place.next.is_some_and(|(next, _)| next == id) {
             place.next = None;
         }

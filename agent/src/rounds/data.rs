@@ -120,6 +120,11 @@ impl Data {
         self.plan = Some(plan);
     }
 
+    /// Executors in the processes of this agent's ranks.
+    pub(super) fn executors(&self) -> &Lanes {
+        &self.lanes
+    }
+
     /// The trainer's memory, mapped.
     pub(super) fn adopt(&mut self, slot: Slot, source: Arc<Source>) {
         self.let_go(slot);
@@ -222,11 +227,13 @@ impl Data {
         let Task::Receive(receiving) = &plan.task else {
             return Some(Input::StagingFailed { slot, round, code: Code::Unsupported });
         };
+        let executor = self.lanes.executor(slot.0 as usize);
         let place = self.places.get_mut(slot.0 as usize)?;
         let gpu = place.staging_gpu.clone();
         if let Some(staging) = &place.staging {
             let same = |wanted: &Arc<Gpu>| staging.gpu().is_some_and(|gpu| Arc::ptr_eq(gpu, wanted));
-            if gpu.as_ref().map_or(staging.gpu().is_none(), same) {
+            // An executor that is gone may not have ended what it wrote to, and a new one cannot write to a sealed one.
+            if staging.executor() == executor && gpu.as_ref().map_or(staging.gpu().is_none(), same) {
                 return Some(Input::StagingReady { slot, round });
             }
             // B3: what ran on it was joined before this round began.
@@ -238,7 +245,7 @@ impl Data {
             (self.events.clone(), plan.layout, Arc::clone(&receiving.placements));
         let (bytes, name) = (receiving.staging_bytes, plan.seat.to_string());
         spawn_blocking(move || {
-            let result = Staging::open(&name, layout, placements, bytes, gpu);
+            let result = Staging::open(&name, layout, placements, bytes, gpu, executor);
             let result = result.map_err(|error| (error.code(), error.to_string()));
             let _ = events.send(DataEvent::Opened { slot, round, result });
         });

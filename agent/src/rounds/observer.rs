@@ -288,7 +288,7 @@ impl Observer {
     pub(super) fn tick(
         &mut self,
         depths: &[(&str, usize, usize)],
-        [trainers, engines, drivers]: [i64; 3],
+        [trainers, engines, drivers, executors]: [i64; 4],
         data: &Data,
         peers: usize,
     ) {
@@ -298,7 +298,9 @@ impl Observer {
             self.metrics.queue_depth.with_label_values(&[queue]).set(small(depth));
             self.metrics.queue_limit.with_label_values(&[queue]).set(small(limit));
         }
-        for (role, count) in [("trainer", trainers), ("engine", engines), ("driver", drivers)] {
+        let roles =
+            [("trainer", trainers), ("engine", engines), ("driver", drivers), ("executor", executors)];
+        for (role, count) in roles {
             self.metrics.clients.with_label_values(&[role]).set(count);
         }
         self.metrics.peers.set(small(peers));

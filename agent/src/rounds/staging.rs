@@ -2,6 +2,7 @@
 
 use crate::executor::{ExecutorError, Part, Placements, RankMemory};
 use crate::memory::{self, MemoryError};
+use crate::session::ClientId;
 use crate::transport::nccl::{FlowError, Gpu};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -21,6 +22,8 @@ pub(super) struct Staging {
     /// For the engine: of the host's memory to read only, of a device's to read by agreement.
     readable: OwnedFd,
     bytes: u64,
+    /// The executor in the engine's process that may write it too; `None` keeps everybody but this agent from it.
+    executor: Option<ClientId>,
     /// The engine's present connection has the descriptor.
     pub(super) told: bool,
 }
@@ -56,26 +59,34 @@ impl Staging {
         placements: Arc<Placements>,
         bytes: u64,
         gpu: Option<Arc<Gpu>>,
+        executor: Option<ClientId>,
     ) -> Result<Self, StagingError> {
         if let Some(gpu) = gpu {
             let (memory, readable) = gpu.staging(bytes)?;
             let memory = RankMemory::new(vec![Part::Device(Arc::new(memory))], placements)?;
-            return Ok(Self { layout, memory, gpu: Some(gpu), readable, bytes, told: false });
+            return Ok(Self { layout, memory, gpu: Some(gpu), readable, bytes, executor, told: false });
         }
         let (writable, mapping) = memory::create(name, bytes)?;
-        memory::refuse_new_writers(std::os::fd::AsFd::as_fd(&writable), name)?;
+        if executor.is_none() {
+            memory::refuse_new_writers(std::os::fd::AsFd::as_fd(&writable), name)?;
+        }
         // A descriptor opened anew for reading, so that the engine cannot write through it; the seal keeps it
         // from opening another one.
         let path = format!("/proc/self/fd/{}", writable.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let readable = rustix::fs::open(path, flags, Mode::empty()).map_err(StagingError::Reopen)?;
         let memory = RankMemory::new(vec![Part::Host(Arc::new(mapping))], placements)?;
-        Ok(Self { layout, memory, gpu: None, readable, bytes, told: false })
+        Ok(Self { layout, memory, gpu: None, readable, bytes, executor, told: false })
     }
 
     /// Digest of the layout that it was made for.
     pub(super) fn layout(&self) -> Sha256 {
         self.layout
+    }
+
+    /// Who else may write it.
+    pub(super) fn executor(&self) -> Option<ClientId> {
+        self.executor
     }
 
     /// For receivers and digests.

@@ -111,7 +111,7 @@ enum Refusal {
     Silent,
     #[error("client speaks protocol {0}, the agent {PROTOCOL}")]
     Protocol(u32),
-    #[error("a {role} may not send `{frame}`")]
+    #[error("{role} may not send `{frame}`")]
     Role { role: &'static str, frame: &'static str },
     #[error("`{0}` carries descriptors")]
     Descriptors(&'static str),
@@ -247,6 +247,7 @@ enum Kind {
     Trainer,
     Engine,
     Driver,
+    Executor,
 }
 
 impl Kind {
@@ -255,6 +256,7 @@ impl Kind {
             Role::Trainer { .. } => Self::Trainer,
             Role::Engine { .. } => Self::Engine,
             Role::Driver {} => Self::Driver,
+            Role::Executor { .. } => Self::Executor,
         }
     }
 
@@ -262,7 +264,7 @@ impl Kind {
         let (name, allowed) = match frame {
             ClientFrame::Hello { .. } => ("hello", false),
             ClientFrame::Register { groups, .. } if !groups.is_empty() => ("groups", self == Self::Engine),
-            ClientFrame::Register { .. } => ("register", self != Self::Driver),
+            ClientFrame::Register { .. } => ("register", matches!(self, Self::Trainer | Self::Engine)),
             ClientFrame::Publish { .. } => ("publish", self == Self::Trainer),
             ClientFrame::Paused { .. } => ("paused", self == Self::Engine),
             ClientFrame::Applied { .. } => ("applied", self == Self::Engine),
@@ -273,11 +275,13 @@ impl Kind {
             ClientFrame::Refit { .. } => ("refit", self == Self::Driver),
             ClientFrame::Status { .. } => ("status", self == Self::Driver),
             ClientFrame::Events { .. } => ("events", self == Self::Driver),
+            ClientFrame::Said { .. } => ("said", self == Self::Executor),
         };
         let role = match self {
-            Self::Trainer => "trainer",
-            Self::Engine => "engine",
-            Self::Driver => "driver",
+            Self::Trainer => "a trainer",
+            Self::Engine => "an engine",
+            Self::Driver => "a driver",
+            Self::Executor => "an executor",
         };
         if allowed { Ok(name) } else { Err(Refusal::Role { role, frame: name }) }
     }

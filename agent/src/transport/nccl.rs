@@ -9,19 +9,25 @@
 //! L2: lanes are formed one at a time in the order of replicas: whoever forms one holds a turn at the leader.
 //! L3: who fails, stops or falls silent ends the lane's attempt at all of its members, each within its deadline;
 //!     lanes of others never notice. The next attempt has a new id.
-//! L4: an abort that overruns its deadline ends the process that holds the communicator, which says so before.
+//! L4: where an abort overruns its deadline, the process that holds the communicator says so, and never frees or uses
+//!     again what kernels may still write. An agent then ends; a rank's process forms no lane any more, and its owner
+//!     ends it.
 //! L5: with `encryption: Required` there are no lanes at all.
+//! L6: a rank whose process has an executor uses it (module `in_process`), and no device of its agent.
 
 #![expect(unsafe_code, reason = "calls a C library")]
 
 mod communicator;
 mod connection;
+mod fabric;
 mod flow;
 mod gpu;
 mod hall;
+mod in_process;
 mod lane;
 mod member;
 mod preflight;
+mod remote;
 mod symbols;
 mod turnstile;
 mod worker;
@@ -29,6 +35,7 @@ mod worker;
 pub(crate) use flow::{Direction, Job, Pair};
 pub use gpu::Gpu;
 pub(crate) use hall::Hall;
+pub use in_process::{ExecutorError, ExecutorSettings, RankExecutor};
 pub(crate) use lane::{LanePlan, Reason};
 pub(crate) use member::{Carried, Choice};
 pub use member::{LaneMember, Lanes};
@@ -75,6 +82,17 @@ pub enum FlowError {
         /// What it said.
         detail: String,
     },
+    /// The executor in the rank's process failed.
+    #[error("{detail}")]
+    Remote {
+        /// Its code.
+        code: Code,
+        /// What it said.
+        detail: String,
+    },
+    /// A communicator could not be ended in time.
+    #[error("a communicator could not be aborted in time, and its kernels may still run")]
+    Wedged,
 }
 
 impl FlowError {
@@ -88,7 +106,8 @@ impl FlowError {
             Self::Stopped => Code::Cancelled,
             Self::Late { .. } => Code::TransferTimeout,
             Self::Gone => Code::PeerLost,
-            Self::Ended { code, .. } => *code,
+            Self::Ended { code, .. } | Self::Remote { code, .. } => *code,
+            Self::Wedged => Code::AgentWedged,
         }
     }
 }

@@ -114,3 +114,19 @@ fn every_documented_frame_is_a_frame() {
         assert_eq!(&encode(&frame).expect(line)[4..], line.as_bytes());
     }
 }
+
+/// What an executor and its agent say to each other, as text.
+#[test]
+fn every_documented_frame_of_an_executor_is_a_frame() {
+    let page = std::fs::read_to_string(PAGE).expect("docs/agent-socket.md");
+    let block =
+        page.split("```executor\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a block");
+    for line in block.lines() {
+        let (arrow, json) = line.split_once(' ').expect(line);
+        let encoded = match arrow {
+            "→" => encode(&decode::<ClientFrame>(json.as_bytes()).expect(line)),
+            _ => encode(&decode::<AgentFrame>(json.as_bytes()).expect(line)),
+        };
+        assert_eq!(&encoded.expect(line)[4..], json.as_bytes());
+    }
+}

@@ -184,6 +184,11 @@ impl Gpu {
         Ok(shard)
     }
 
+    /// What another agent calls a round is another one.
+    pub(super) fn forget_shard(&self) {
+        *self.shard.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     fn copy_in(
         &self,
         from: &Mapping,

@@ -2,8 +2,8 @@
 //! [`Root`] decides.
 
 use super::connection::{Connection, Outbox};
-use super::lane::{FromMember, FromRoot, LanePlan, Order, Reason, Root};
-use super::member::Fabric;
+use super::fabric::Fabric;
+use super::lane::{FromMember, FromRoot, LanePlan, Order, Root};
 use super::turnstile::{Turn, Turnstile};
 use crate::limits::{RETRY_WAIT_MAX, RETRY_WAIT_MIN};
 use crate::transport::tcp::{Dialer, Link, Peers, Purpose, StreamHeader};
@@ -34,6 +34,8 @@ struct Lane {
 struct State {
     root: Root,
     plan: LanePlan,
+    /// Of the first rank, in this agent.
+    slot: usize,
     peers: Arc<Peers>,
     members: BTreeMap<u32, (u64, Arc<Outbox<FromRoot>>)>,
     next: u64,
@@ -48,19 +50,20 @@ impl Hall {
 
     /// The lanes whose first rank is hosted here. Others are forgotten, with their connections' outboxes; those that
     /// stay keep theirs.
-    pub(super) fn configure(&self, wanted: &[LanePlan], peers: &Arc<Peers>) {
+    pub(super) fn configure(&self, wanted: &[(usize, LanePlan)], peers: &Arc<Peers>) {
         let mut lanes = self.lock();
-        lanes.retain(|key, _| wanted.iter().any(|plan| plan.key == *key));
-        for plan in wanted {
+        lanes.retain(|key, _| wanted.iter().any(|(_, plan)| plan.key == *key));
+        for (slot, plan) in wanted {
             match lanes.get(&plan.key) {
                 Some(lane) => {
                     let mut state = lane.lock();
-                    (state.plan, state.peers) = (plan.clone(), Arc::clone(peers));
+                    (state.plan, state.slot, state.peers) = (plan.clone(), *slot, Arc::clone(peers));
                 }
                 None => {
                     let root = Root::new(u32::try_from(plan.members.len()).unwrap_or(u32::MAX));
                     let (plan_of, peers, members) = (plan.clone(), Arc::clone(peers), BTreeMap::new());
-                    let state = State { root, plan: plan_of, peers, members, next: 0, turn: None };
+                    let slot = *slot;
+                    let state = State { root, plan: plan_of, slot, peers, members, next: 0, turn: None };
                     let fabric = Arc::clone(&self.fabric);
                     lanes.insert(plan.key, Arc::new(Lane { state: Mutex::new(state), fabric }));
                 }
@@ -157,14 +160,26 @@ impl Lane {
                         let _ = socket.shutdown(Shutdown::Both);
                     }
                 }
-                Order::Mint => {
-                    let minted = self.fabric.nccl().and_then(|nccl| {
-                        nccl.unique_id().map_err(|error| Reason::new(Code::NcclError, error.to_string()))
-                    });
-                    let orders = state.root.minted(minted);
-                    self.perform(state, orders);
-                }
+                Order::Mint => self.mint(state),
             }
+        }
+    }
+
+    /// Off this thread, which others wait for: the rank's process may have to be asked.
+    fn mint(self: &Arc<Self>, state: &State) {
+        let (slot, turn) = (state.slot, state.turn.as_ref().map(|(own, _)| *own));
+        let lane = Arc::clone(self);
+        let spawned = std::thread::Builder::new().name("lane-mint".into()).spawn(move || {
+            let minted = lane.fabric.mint(slot);
+            let mut state = lane.lock();
+            // Its turn may be over, and with it all that an id would be for.
+            if state.turn.as_ref().map(|(own, _)| *own) == turn {
+                let orders = state.root.minted(minted);
+                lane.perform(&mut state, orders);
+            }
+        });
+        if let Err(error) = spawned {
+            tracing::error!(error = %error, "no thread to mint an id of a lane");
         }
     }
 

@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{MemberId, Sha256};
 use weightrefit_core::membership::Membership;
+use weightrefit_proto::socket::executor::LaneId;
 
 /// A lane as it follows from a membership and its plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,6 +99,15 @@ pub(super) struct Facts {
     pub(super) chunk_bytes_max: u64,
 }
 
+impl Facts {
+    /// Of a GPU whose windows may take this much for one lane.
+    pub(super) fn new(nccl: u32, gpu: String, shares_gpu: bool, window_bytes: u64, plan: &LanePlan) -> Self {
+        // Two for each peer, at multiples of what the kernels like.
+        let windows = 2 * u64::from(plan.degree.max(1));
+        Self { nccl, gpu, shares_gpu, chunk_bytes_max: window_bytes / windows / 256 * 256 }
+    }
+}
+
 /// From a member to the first rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum FromMember {
@@ -114,37 +124,28 @@ pub(super) enum FromMember {
 pub(super) enum FromRoot {
     /// Bytes go by TCP.
     Tcp(Reason),
+    /// They may go otherwise: what stood in the way is gone.
+    Undecided,
     /// Find the others.
-    Form { attempt: u32, id: HexId, chunk_bytes: u64 },
+    Form { attempt: u32, id: LaneId, chunk_bytes: u64 },
     /// All have found each other.
     Ready { attempt: u32 },
     /// It is over, by what a member said of itself or because one is gone; say hello again when you have aborted.
     Abort { attempt: u32, reason: Option<Reason> },
 }
 
-/// An id on its way: bytes in hex.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct HexId(String);
-
-impl std::fmt::Debug for HexId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("HexId(secret)")
-    }
-}
-
-impl From<UniqueId> for HexId {
+impl From<UniqueId> for LaneId {
     fn from(id: UniqueId) -> Self {
         Self(id.0.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 }
 
-impl HexId {
-    pub(super) fn id(&self) -> Option<UniqueId> {
-        let (pairs, rest) = self.0.as_bytes().as_chunks::<2>();
-        let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-        let bytes: Vec<u8> = pairs.iter().map(byte).collect::<Option<_>>()?;
-        rest.is_empty().then_some(UniqueId(bytes.try_into().ok()?))
-    }
+/// `None` where it is none.
+pub(super) fn id_of(id: &LaneId) -> Option<UniqueId> {
+    let (pairs, rest) = id.0.as_bytes().as_chunks::<2>();
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Vec<u8> = pairs.iter().map(byte).collect::<Option<_>>()?;
+    rest.is_empty().then_some(UniqueId(bytes.try_into().ok()?))
 }
 
 /// What the first rank's agent has to do.
@@ -206,8 +207,14 @@ impl Root {
             self.phase = Phase::Tcp(reason.clone());
             return self.all(&FromRoot::Tcp(reason));
         }
+        // Who was told of TCP waits again, and hears how it ends.
+        let mut orders = match self.phase {
+            Phase::Tcp(_) => self.all(&FromRoot::Undecided),
+            _ => Vec::new(),
+        };
         self.phase = Phase::Turning;
-        vec![Order::TakeTurn]
+        orders.push(Order::TakeTurn);
+        orders
     }
 
     /// D3, D4.

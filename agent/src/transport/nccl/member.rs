@@ -3,59 +3,24 @@
 
 use super::communicator::Join;
 use super::connection::{Connection, Outbox};
+use super::fabric::Fabric;
 use super::flow::Job;
 use super::gpu::Gpu;
 use super::hall::Hall;
-use super::lane::{Facts, FromMember, FromRoot, LanePlan, Reason};
-use super::preflight::{self, Settings};
-use super::symbols::Nccl;
+use super::lane::{Facts, FromMember, FromRoot, LanePlan, Reason, id_of};
+use super::preflight::Settings;
+use super::remote::Remote;
 use super::worker::Worker;
 use crate::limits;
+use crate::session::{ClientId, Outbox as ClientOutbox};
 use crate::transport::tcp::{Dialer, Peers, Purpose, Security};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use weightrefit_core::code::Code;
 use weightrefit_core::id::{MemberId, Sha256};
-
-/// What this process has of NCCL and devices, looked for when a refit first wants them.
-pub(crate) struct Fabric {
-    settings: Settings,
-    security: Security,
-    slots: usize,
-    /// A GPU for each rank of the agent.
-    gpus: OnceLock<Result<Vec<Arc<Gpu>>, Reason>>,
-    nccl: OnceLock<Result<Nccl, Reason>>,
-}
-
-impl Fabric {
-    pub(super) fn nccl(&self) -> Result<Nccl, Reason> {
-        self.nccl.get_or_init(|| preflight::nccl(&self.settings)).clone()
-    }
-
-    fn gpu(&self, slot: usize) -> Result<Arc<Gpu>, Reason> {
-        let gpus = self.gpus.get_or_init(|| preflight::gpus(&self.settings, self.slots));
-        let none = || Reason::new(Code::GpuNotVisible, format!("no GPU for rank {slot} of this agent"));
-        gpus.as_ref().map_err(Clone::clone)?.get(slot).cloned().ok_or_else(none)
-    }
-
-    pub(super) fn dialer(&self, peers: &Arc<Peers>) -> Dialer {
-        Dialer { security: self.security.clone(), peers: Arc::clone(peers) }
-    }
-
-    fn rank(&self, slot: usize, plan: &LanePlan) -> Result<(Nccl, Arc<Gpu>, Facts), Reason> {
-        let (gpu, nccl) = (self.gpu(slot)?, self.nccl()?);
-        let windows = 2 * u64::from(plan.degree.max(1));
-        let facts = Facts {
-            nccl: nccl.version().0,
-            gpu: gpu.context().device().uuid.clone(),
-            shares_gpu: preflight::shares_gpu(),
-            chunk_bytes_max: gpu.window_bytes() / windows / 256 * 256,
-        };
-        Ok((nccl, gpu, facts))
-    }
-}
+use weightrefit_proto::socket::executor::{Device, Said};
 
 /// Where a lane is, as its members see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,7 +76,7 @@ struct Shared {
     changed: Condvar,
     view: Mutex<View>,
     outbox: Arc<Outbox<FromMember>>,
-    worker: Mutex<Option<Worker>>,
+    worker: Mutex<Option<Box<dyn Worker>>>,
     ended: AtomicBool,
 }
 
@@ -125,13 +90,19 @@ impl Shared {
     }
 
     /// None before the rank is prepared, or where it cannot take part.
-    fn worker(&self) -> MutexGuard<'_, Option<Worker>> {
+    fn worker(&self) -> MutexGuard<'_, Option<Box<dyn Worker>>> {
         self.worker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn turn_to(&self, state: State) {
-        *self.lock() = state;
+        let before = std::mem::replace(&mut *self.lock(), state.clone());
         self.changed.notify_all();
+        if let State::Tcp(reason) = &state
+            && before != state
+        {
+            let replica = self.view().plan.replica;
+            tracing::info!(replica, code = %reason.code, reason = %reason, "bytes go by TCP");
+        }
     }
 
     /// Ends whatever the worker does, then calls.
@@ -257,7 +228,7 @@ struct Runner {
 
 impl Runner {
     fn run(self) {
-        let facts = self.prepare();
+        let mut prepared = (self.fabric.changes(self.slot), self.prepare());
         let mut wait = limits::RETRY_WAIT_MIN;
         while !self.is_ended() {
             let View { dialer, plan, member, .. } = self.shared.view().clone();
@@ -266,7 +237,7 @@ impl Runner {
                 wait = limits::RETRY_WAIT_MIN;
                 self.shared.outbox.clear();
                 let ended = Connection::new(link, Arc::clone(&self.shared.outbox))
-                    .and_then(|connection| self.converse(connection, &facts));
+                    .and_then(|connection| self.converse(connection, &mut prepared));
                 if let Err(error) = ended {
                     tracing::debug!(replica = plan.replica, rank = self.rank, error = %error, "lane lost");
                 }
@@ -282,30 +253,43 @@ impl Runner {
         self.shared.ended.load(Ordering::Relaxed)
     }
 
+    /// What this rank brings, with a worker to back it.
     fn prepare(&self) -> Result<Facts, Reason> {
         let View { plan, member, .. } = self.shared.view().clone();
-        let prepared = self.fabric.rank(self.slot, &plan).and_then(|(nccl, gpu, facts)| {
-            let name = format!("nccl-{}-{member}", plan.replica);
-            let worker = Worker::start(nccl, gpu, name)
-                .map_err(|error| Reason::new(Code::TransportUnavailable, error.to_string()))?;
-            *self.shared.worker() = Some(worker);
-            Ok(facts)
-        });
-        if let Err(reason) = &prepared {
+        let name = format!("nccl-{}-{member}", plan.replica);
+        let prepared = self.fabric.rank(self.slot, &plan, name);
+        let (worker, prepared) = match prepared {
+            Ok((worker, facts)) => (Some(worker), Ok(facts)),
+            Err(reason) => (None, Err(reason)),
+        };
+        // The one before goes without the lock, which its end may want.
+        let before = std::mem::replace(&mut *self.shared.worker(), worker);
+        drop(before);
+        self.shared.turn_to(match &prepared {
+            Ok(_) => State::Waiting,
             // Nobody has to tell this rank that it cannot.
-            self.shared.turn_to(State::Tcp(reason.clone()));
-            tracing::info!(replica = plan.replica, code = %reason.code, reason = %reason, "bytes go by TCP");
-        }
+            Err(reason) => State::Tcp(reason.clone()),
+        });
         prepared
     }
 
     fn converse(
         &self,
         mut connection: Connection<FromMember>,
-        facts: &Result<Facts, Reason>,
+        (changes, facts): &mut (u64, Result<Facts, Reason>),
     ) -> std::io::Result<()> {
-        self.shared.outbox.say(FromMember::Hello(facts.clone()));
+        let mut is_new = true;
         while !self.is_ended() {
+            let now = self.fabric.changes(self.slot);
+            if now != *changes {
+                // An attempt of the executor before, or of the device in its place, is over.
+                self.abort_and_wait();
+                (*changes, *facts) = (now, self.prepare());
+                is_new = true;
+            }
+            if std::mem::take(&mut is_new) {
+                self.shared.outbox.say(FromMember::Hello(facts.clone()));
+            }
             for message in connection.turn::<FromRoot>()? {
                 self.obey(message, facts);
             }
@@ -316,10 +300,8 @@ impl Runner {
     fn obey(&self, message: FromRoot, facts: &Result<Facts, Reason>) {
         let LanePlan { replica, degree, .. } = self.shared.view().plan.clone();
         match message {
-            FromRoot::Tcp(reason) => {
-                tracing::info!(replica, code = %reason.code, reason = %reason, "bytes go by TCP");
-                self.shared.turn_to(State::Tcp(reason));
-            }
+            FromRoot::Tcp(reason) => self.shared.turn_to(State::Tcp(reason)),
+            FromRoot::Undecided => self.shared.turn_to(State::Waiting),
             FromRoot::Form { attempt, id, chunk_bytes } => {
                 let outbox = Arc::clone(&self.shared.outbox);
                 let done = move |result: Result<(), super::FlowError>| match result {
@@ -329,7 +311,7 @@ impl Runner {
                         outbox.say(FromMember::Failed { attempt, reason });
                     }
                 };
-                let Some(id) = id.id() else {
+                let Some(id) = id_of(&id) else {
                     return done(Err(super::FlowError::Gone));
                 };
                 let (rank, ranks, ctas_max) = (self.rank, self.ranks, limits::LANE_CTAS_MAX);
@@ -383,8 +365,7 @@ pub struct Lanes {
 
 impl Lanes {
     pub(crate) fn new(settings: Settings, security: Security, slots: usize) -> Self {
-        let fabric =
-            Arc::new(Fabric { settings, security, slots, gpus: OnceLock::new(), nccl: OnceLock::new() });
+        let fabric = Arc::new(Fabric::new(settings, security, slots));
         Self { hall: Hall::new(Arc::clone(&fabric)), fabric, members: Mutex::default() }
     }
 
@@ -401,8 +382,11 @@ impl Lanes {
         slots: &[MemberId],
         is_required: bool,
     ) {
-        let rooted = |plan: &&LanePlan| plan.members.first().is_some_and(|root| slots.contains(root));
-        let here: Vec<LanePlan> = plans.iter().filter(rooted).cloned().collect();
+        let rooted = |plan: &LanePlan| {
+            let root = plan.members.first()?;
+            Some((slots.iter().position(|slot| slot == root)?, plan.clone()))
+        };
+        let here: Vec<(usize, LanePlan)> = plans.iter().filter_map(rooted).collect();
         self.hall.configure(&here, peers);
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         let mut before = std::mem::take(&mut *members);
@@ -431,6 +415,36 @@ impl Lanes {
         }
     }
 
+    /// An executor in the process of a slot's rank has come.
+    pub(crate) fn executor_found(&self, slot: usize, client: ClientId, device: Device, outbox: ClientOutbox) {
+        self.fabric.executor_found(slot, Remote::new(client, device, outbox));
+        self.look_again(slot);
+    }
+
+    /// What it says.
+    pub(crate) fn executor_said(&self, slot: usize, client: ClientId, said: Said) {
+        if self.fabric.executor_said(slot, client, said) {
+            self.look_again(slot);
+        }
+    }
+
+    /// It is gone.
+    pub(crate) fn executor_gone(&self, slot: usize, client: ClientId) {
+        self.fabric.executor_gone(slot, client);
+        self.look_again(slot);
+    }
+
+    /// The executor in the process of a slot's rank, if there is one.
+    pub(crate) fn executor(&self, slot: usize) -> Option<ClientId> {
+        Some(self.fabric.executor(slot)?.client)
+    }
+
+    /// Makes the lanes of a slot look at the executor that there is now.
+    fn look_again(&self, slot: usize) {
+        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        members.iter().filter(|((at, _), _)| *at == slot).for_each(|(_, lane)| lane.shared.outbox.wake());
+    }
+
     /// The lane of a rank and a replica, where there is one.
     pub(crate) fn of(&self, slot: usize, replica: u32) -> Option<Arc<LaneMember>> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner).get(&(slot, replica)).cloned()
@@ -450,5 +464,12 @@ impl Lanes {
     /// What carries the bytes between a rank and a replica; `None` where that may not be NCCL.
     pub(crate) fn carried(&self, slot: usize, replica: u32) -> Option<Carried> {
         Some(self.of(slot, replica)?.carried())
+    }
+}
+
+impl Drop for Lanes {
+    /// What waits for executors is over, and their sockets close.
+    fn drop(&mut self) {
+        self.fabric.end_executors();
     }
 }

@@ -100,15 +100,34 @@ pub(super) fn nccl(settings: &Settings) -> Result<Nccl, Reason> {
 /// A GPU for each rank of the agent.
 pub(super) fn gpus(settings: &Settings, ranks: usize) -> Result<Vec<Arc<Gpu>>, Reason> {
     if !settings.allow_time_slicing {
-        let text = "an agent in a process of its own would take turns with the engine on its GPU, and \
-                    --allow-time-slicing was not given";
+        let text = "the rank's process has no executor, and an agent in a process of its own would take turns with \
+                    it on its GPU: --allow-time-slicing was not given";
         return Err(Reason::new(Code::TransportUnavailable, text));
     }
+    open(settings, |visible| choose(&settings.gpus, visible, ranks, shares_gpu()))
+}
+
+/// The GPU of the rank of this process, whose own kernels run beside.
+pub(super) fn own_gpu(settings: &Settings, ordinal: usize) -> Result<Arc<Gpu>, Reason> {
+    let absent = |count: usize| {
+        let text = format!("device {ordinal} is not among the {count} visible GPUs");
+        Reason::new(Code::GpuNotVisible, text)
+    };
+    let gpus = open(settings, |visible| {
+        let device = visible.get(ordinal).ok_or_else(|| absent(visible.len()))?;
+        usable(vec![device.clone()])
+    })?;
+    gpus.into_iter().next().ok_or_else(|| absent(0))
+}
+
+fn open(
+    settings: &Settings,
+    choose: impl FnOnce(&[Device]) -> Result<Vec<Device>, Reason>,
+) -> Result<Vec<Arc<Gpu>>, Reason> {
     let driver = Driver::open(settings.cuda.as_deref()).map_err(|error| without_driver(&error))?;
     let visible = driver.devices().map_err(|error| without_driver(&error))?;
-    let chosen = choose(&settings.gpus, &visible, ranks, shares_gpu())?;
     let open = |device| Gpu::new(&driver, device, settings.window_bytes).map(Arc::new);
-    let gpus = chosen.into_iter().map(open).collect::<Result<_, _>>();
+    let gpus = choose(&visible)?.into_iter().map(open).collect::<Result<_, _>>();
     gpus.map_err(|error| without_driver(&error))
 }
 
@@ -128,6 +147,11 @@ fn choose(named: &[String], visible: &[Device], ranks: usize, shares: bool) -> R
     if chosen.len() < ranks {
         return Err(absent(format!("{} GPUs for {ranks} ranks of this agent", chosen.len())));
     }
+    usable(chosen)
+}
+
+/// Devices that NCCL can reach peers from.
+fn usable(chosen: Vec<Device>) -> Result<Vec<Device>, Reason> {
     // An instance is called after its GPU and its slice: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
     if let Some(instance) = chosen.iter().find(|device| device.name.contains(" MIG ")) {
         let text =

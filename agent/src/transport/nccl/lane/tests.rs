@@ -12,6 +12,7 @@ fn facts(gpu: &str, nccl: u32) -> Result<Facts, Reason> {
 fn shown(orders: &[Order]) -> String {
     let word = |order: &Order| match order {
         Order::Tell(rank, FromRoot::Tcp(reason)) => format!("{rank}:tcp({})", reason.code),
+        Order::Tell(rank, FromRoot::Undecided) => format!("{rank}:undecided"),
         Order::Tell(rank, FromRoot::Form { attempt, .. }) => format!("{rank}:form{attempt}"),
         Order::Tell(rank, FromRoot::Ready { attempt }) => format!("{rank}:ready{attempt}"),
         Order::Tell(rank, FromRoot::Abort { attempt, reason: None }) => format!("{rank}:abort{attempt}"),
@@ -123,7 +124,9 @@ fn the_first_rank_decides_as_written() {
         (
             "a lane of TCP is looked at again when a rank begins anew",
             "h0 n1 h2 h1",
-            "0:tcp(GpuNotVisible) 1:tcp(GpuNotVisible) 2:tcp(GpuNotVisible) | take".into(),
+            "0:tcp(GpuNotVisible) 1:tcp(GpuNotVisible) 2:tcp(GpuNotVisible) | 0:undecided 1:undecided 2:undecided \
+             take"
+                .into(),
         ),
     ];
     for (name, script, want) in rows {
@@ -134,9 +137,9 @@ fn the_first_rank_decides_as_written() {
 #[test]
 fn an_id_survives_its_way_and_is_not_shown() {
     let id = UniqueId(std::array::from_fn(|at| at as u8));
-    let hex = HexId::from(id);
-    assert_eq!(hex.id(), Some(id));
+    let hex = LaneId::from(id);
+    assert_eq!(id_of(&hex), Some(id));
     assert!(!format!("{:?}", FromRoot::Form { attempt: 1, id: hex, chunk_bytes: 1 }).contains("0001"));
-    assert_eq!(HexId("zz".into()).id(), None);
-    assert_eq!(HexId("00".into()).id(), None);
+    assert_eq!(id_of(&LaneId("zz".into())), None);
+    assert_eq!(id_of(&LaneId("00".into())), None);
 }
