@@ -7,6 +7,7 @@ use crate::cuda::Driver;
 use crate::executor::{HostMemory, Placements, Program};
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::sync_channel;
+use weightrefit_core::code::Code;
 use weightrefit_core::dtype::DType;
 use weightrefit_core::region::LocalTensor;
 
@@ -14,7 +15,7 @@ use weightrefit_core::region::LocalTensor;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Two ranks of a lane in this process, each with a GPU of the double, joined.
-fn lane() -> Vec<Worker> {
+fn lane() -> Vec<Thread> {
     let double = std::env::current_exe().expect("a path").with_file_name("libweightrefit_fakegpu.so");
     let driver = Driver::open(Some(&double)).expect("the double: build the workspace first");
     let nccl = Nccl::open(Some(&double)).expect("the double");
@@ -22,7 +23,8 @@ fn lane() -> Vec<Worker> {
     let (formed, all) = sync_channel(2);
     let worker = |(rank, device)| {
         let gpu = Arc::new(Gpu::new(&driver, device, 1 << 20).expect("a GPU"));
-        let worker = Worker::start(nccl.clone(), gpu, format!("rank-{rank}")).expect("a thread");
+        let on_wedge = Box::new(|| panic!("an abort was late"));
+        let worker = Thread::start(nccl.clone(), gpu, format!("rank-{rank}"), on_wedge).expect("a thread");
         let formed = formed.clone();
         let join = Join { id, rank, ranks: 2, degree: 1, ctas_max: 1 };
         worker.form(1, join, 1 << 16, Box::new(move |result| formed.send(result).expect("heard")));
