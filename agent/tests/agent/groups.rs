@@ -90,7 +90,8 @@ fn an_engine_says_of_each_of_its_groups_once_and_in_order_that_it_is_applied() {
         let trainer = Trainer::start(&trainer_agent.socket, 0, &[8, 4]);
         let (first, second) = (register(&engine_agent.socket, 0), register(&engine_agent.socket, 1));
         coordinator.configure(1, &["trainer", "engine"]);
-        trainer.registered().publish(1, &[0.5; 32]);
+        let mut trainer = trainer.registered();
+        trainer.publish(1, &[0.5; 32]);
         let other = std::thread::spawn(move || take(second, rows[0].0));
         let told = take(first, answer);
         assert_eq!(told.as_ref().map(|(code, message)| (*code, message.as_str())), want);
