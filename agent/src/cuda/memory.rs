@@ -25,8 +25,6 @@ enum Origin {
     Taken,
     /// An allocation of its own, ours or another process's.
     Shared(Shared),
-    /// Another's in this process, who keeps it.
-    Lent,
 }
 
 impl DeviceMemory {
@@ -74,19 +72,8 @@ impl DeviceMemory {
     pub fn export(&self) -> Result<OwnedFd, CudaError> {
         match &self.origin {
             Origin::Shared(shared) => shared.export(),
-            Origin::Taken | Origin::Lent => {
-                Err(CudaError::Range { offset: 0, bytes: self.len, available: 0 })
-            }
+            Origin::Taken => Err(CudaError::Range { offset: 0, bytes: self.len, available: 0 }),
         }
-    }
-
-    /// Memory that somebody else in this process has taken on the context's device.
-    ///
-    /// # Safety
-    /// `len` bytes at `address` are memory of that device, and stay so while this value lives.
-    #[must_use]
-    pub unsafe fn lent(context: &Context, address: u64, len: u64) -> Self {
-        Self { context: context.clone(), address, len, origin: Origin::Lent }
     }
 
     /// Of its device.
@@ -124,7 +111,7 @@ impl Drop for DeviceMemory {
             // SAFETY: allocated by `new` and freed once; C4.
             Origin::Taken => drop(self.context.raw_call(|symbols| unsafe { (symbols.memory_free)(address) })),
             // What it was made of does it.
-            Origin::Shared(_) | Origin::Lent => {}
+            Origin::Shared(_) => {}
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What an agent does with bad input: it says no with a code, counts it, and goes on.
 
-use crate::support::client::{Client, Engine, SEALS, Trainer, memfd};
+use crate::support::client::{Client, Engine, SEALS, Trainer, memfd, only_page};
 use crate::support::coordinator::Coordinator;
 use crate::support::{Agent, PATIENCE, tiny_refit, wait_for};
 use rustix::fs::SealFlags;
@@ -195,15 +195,7 @@ fn registrations_that_do_not_fit_are_refused_with_what_differs() {
     for (name, memory, claimed, tensor) in rows {
         let mut client = Client::hello(&agent.socket, 9, trainer(0));
         let memories = vec![Memory { bytes: claimed, device: None }];
-        let page = ClientFrame::Register {
-            page: 0,
-            pages: 1,
-            memories,
-            tensors: vec![tensor],
-            staging_device: None,
-            groups: vec![],
-        };
-        client.send(&page, &[memory.as_fd()]);
+        client.send(&only_page(memories, tensor), &[memory.as_fd()]);
         assert_eq!(refusal(&mut client), Some(Code::RegistrationMismatch), "{name}");
     }
     Trainer::start(&agent.socket, 0, &[8, 4]).registered();
@@ -234,17 +226,7 @@ fn a_rank_has_one_client() {
         pieces: None,
     };
     let memories = vec![Memory { bytes: 128, device: None }];
-    third.send(
-        &ClientFrame::Register {
-            page: 0,
-            pages: 1,
-            memories,
-            tensors: vec![tensor],
-            staging_device: None,
-            groups: vec![],
-        },
-        &[memory.as_fd()],
-    );
+    third.send(&only_page(memories, tensor), &[memory.as_fd()]);
     assert_eq!(third.expect("registration"), AgentFrame::Registered {});
 }
 

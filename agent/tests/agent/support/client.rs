@@ -15,6 +15,12 @@ use weightrefit_proto::socket::{
     AgentFrame, ClientFrame, Memory, MemoryAt, PROTOCOL, Role, Tensor, decode, encode, frame_length,
 };
 
+/// A registration of one page and one tensor, on the host and without groups.
+pub(crate) fn only_page(memories: Vec<Memory>, tensor: Tensor) -> ClientFrame {
+    let (tensors, groups) = (vec![tensor], vec![]);
+    ClientFrame::Register { page: 0, pages: 1, memories, tensors, staging_device: None, groups }
+}
+
 pub(crate) struct Client {
     pub(crate) stream: UnixStream,
     pub(crate) instance: Incarnation,
@@ -98,15 +104,7 @@ impl Trainer {
             pieces: None,
         };
         let memories = vec![Memory { bytes: bytes as u64, device: None }];
-        let page = ClientFrame::Register {
-            page: 0,
-            pages: 1,
-            memories,
-            tensors: vec![tensor],
-            staging_device: None,
-            groups: vec![],
-        };
-        client.send(&page, &[memory.as_fd()]);
+        client.send(&only_page(memories, tensor), &[memory.as_fd()]);
         Self { client, memory: File::from(memory) }
     }
 
@@ -146,17 +144,7 @@ impl Engine {
             Client::hello(socket, instance, Role::Engine { pool, replica, rank: Rank(rank), record });
         let tensor =
             Tensor { name: "w".to_owned(), dtype: DType::F32, shape: shape.to_vec(), at: None, pieces: None };
-        client.send(
-            &ClientFrame::Register {
-                page: 0,
-                pages: 1,
-                memories: vec![],
-                tensors: vec![tensor],
-                staging_device: None,
-                groups: vec![],
-            },
-            &[],
-        );
+        client.send(&only_page(vec![], tensor), &[]);
         let elements = shape.iter().product::<u64>() as usize;
         Self { client, record, live: vec![f32::NAN; elements], staging: None }
     }
